@@ -1,0 +1,15 @@
+# What we build with. tools/setup installs all of it and says where.
+include_guard()
+
+find_package(Threads REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(fmt 9 REQUIRED)
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
+if(PIPER_WITH_LIBTORCH)
+  find_package(LibTorchCpu REQUIRED)
+  find_package(CAF REQUIRED)
+  find_package(Boost 1.81 REQUIRED)
+  find_package(spdlog REQUIRED)
+  find_package(CLI11 REQUIRED)
+endif()
+find_package(ucx CONFIG)

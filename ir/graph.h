@@ -1,0 +1,187 @@
+// Graph: the global training DAG of one iteration. Immutable; made of regions that later graphs
+// share where they are unchanged. Grows with the strategy, not with the number of replicas: a node
+// placed on a group stands for its member on every device of the group.
+#pragma once
+
+#include "ir/fingerprint.h"
+#include "ir/ids.h"
+#include "ir/model_spec.h"
+#include "ir/result.h"
+#include "ir/strategy.h"
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace piper::ir {
+
+enum class Op : uint8_t {
+  Input,     ///< rows of a model input, from the data source
+  Forward,   ///< one call, or several fused ones
+  Seed,      ///< the gradient of the loss: 1 / (microbatches x replicas), the only scale there is
+  Backward,  ///< gradients of inputs and of weights
+  Add,       ///< sum of the gradients that a value got from its readers, left to right
+  Loss,      ///< hands the loss of a microbatch to the iteration's result
+  Send,      ///< to the same rank of another group
+  Recv,      ///< from the same rank of another group
+  AllReduce, ///< sum of a bucket's gradients over its group
+  ReduceScatter, ///< the same, each rank keeps its range
+  Commit,        ///< every device has its gradients: global norm and clip factor, or a barrier
+  Update,        ///< the optimizer on the range of a bucket that a rank owns; clears the gradients
+  AllGather,     ///< the updated ranges of a bucket to every rank
+};
+const char* to_string(Op op);
+std::optional<Op> parse_op(std::string_view text);
+
+enum class ValueKind : uint8_t {
+  Activation,   ///< a model value
+  Gradient,     ///< its gradient
+  GradientPart, ///< what one reader (`part`) adds to the gradient
+  Saved,        ///< what the forward of call `subject` keeps for its backward
+  WeightGrad,   ///< call `subject` has added to its buckets' gradients (a token, no tensor)
+  Reduced,      ///< bucket `subject` holds the summed gradients (a token)
+  Committed,    ///< the iteration will be kept (a token)
+  Updated,      ///< the owned range of bucket `subject` is updated (a token)
+};
+
+/// Names a value of one iteration. Does not depend on the order in which a graph was built.
+struct ValueRef {
+  ValueKind kind = ValueKind::Activation;
+  uint32_t subject = 0;          ///< ValueId, CallId or BucketId, by kind
+  uint32_t part = CallId::kNone; ///< the reading call of a GradientPart; the position if a call
+                                 ///< reads a value twice is folded into one part
+  int32_t microbatch = kNoMicrobatch;
+  GroupId at; ///< where this copy is; none before placement
+  auto operator<=>(const ValueRef&) const = default;
+};
+
+/// Names a node. Does not depend on the order in which a graph was built.
+struct NodeId {
+  Op op = Op::Forward;
+  ValueKind kind = ValueKind::Activation; ///< of what Send and Recv move
+  uint32_t subject = 0;                   ///< CallId (first call), ValueId or BucketId, by op
+  uint32_t part = Id<void>::kNone;        ///< as in ValueRef, for Add / Send / Recv
+  int32_t microbatch = kNoMicrobatch;
+  GroupId at;   ///< where it runs; none before placement
+  GroupId peer; ///< of Send: where to; of Recv: where from
+  auto operator<=>(const NodeId&) const = default;
+};
+
+/// "this must come after `before`", because a directive says so.
+struct TemporalEdge {
+  NodeId before;
+  int32_t directive = -1; ///< index into Graph::strategy; -1: the compiler's own
+  auto operator<=>(const TemporalEdge&) const = default;
+};
+
+struct Node {
+  NodeId id;
+  std::vector<ValueRef> inputs;
+  std::vector<ValueRef> outputs;
+  std::vector<TemporalEdge> after;
+  /// Forward and Backward: the calls, in forward order, cut into the chunks that autograd sees as
+  /// one graph. Forward and Backward of a microbatch agree on the chunks. One chunk of one call
+  /// until `fuse`.
+  std::vector<std::vector<CallId>> chunks;
+  double scale = 1;       ///< of Seed
+  std::string stream;     ///< empty until streams are assigned
+  int32_t directive = -1; ///< that placed it; for errors
+  bool operator==(const Node&) const = default;
+
+  int32_t microbatch() const { return id.microbatch; }
+};
+
+/// Nodes that belong together (a segment and a pass, say) in a fixed order. Never changed once
+/// made.
+class Region {
+public:
+  Region(std::string name, std::vector<Node> nodes);
+  const std::string& name() const { return name_; } ///< "layer=3 F"; unique in a graph
+  const std::vector<Node>& nodes() const { return nodes_; }
+  const Fingerprint& fingerprint() const { return fingerprint_; } ///< of name and nodes
+
+private:
+  std::string name_;
+  std::vector<Node> nodes_;
+  Fingerprint fingerprint_;
+};
+using RegionPtr = std::shared_ptr<const Region>;
+
+/// An ordered list of devices; a node placed on it has rank i on devices[i].
+struct Group {
+  std::vector<DeviceIndex> devices;
+  bool replicated = false; ///< each rank works on its share of the batch
+  bool operator==(const Group&) const = default;
+};
+
+/// Parameters that live in one flat storage on every device of `group`.
+struct Bucket {
+  std::string name; ///< unique: "layer=3", "tied:tok.weight"
+  GroupId group;    ///< every device that holds it
+  DType dtype = DType::F32;
+  std::vector<ParamId> params;  ///< in order
+  std::vector<int64_t> offsets; ///< of each, in elements; aligned to kParamAlignment
+  int64_t numel = 0;            ///< padded to a multiple of group size x kParamAlignment
+  bool shard_optimizer = false; ///< rank i owns [i, i+1) x numel / ranks of the optimizer's state
+  bool operator==(const Bucket&) const = default;
+};
+/// In elements. Keeps every parameter on a cache line of its own.
+inline constexpr int64_t kParamAlignment = 16;
+
+struct Graph {
+  std::shared_ptr<const ModelSpec> model;
+  std::shared_ptr<const Strategy> strategy; ///< expanded: no Schedule in it
+  int64_t microbatches = 1;
+  std::string microbatch_tag;         ///< empty before a split
+  std::vector<std::vector<Tag>> tags; ///< of each call: annotations, then those of `tag`
+  std::vector<Group> groups;
+  std::vector<Bucket> buckets;
+  std::vector<RegionPtr> regions;
+
+  size_t node_count() const;
+  /// Of everything above; equal graphs, equal fingerprints.
+  Fingerprint fingerprint() const;
+  std::string to_text() const;
+  /// The inverse of to_text, given the model and the strategy it was made for.
+  static Result<Graph> parse(std::string_view text, std::shared_ptr<const ModelSpec> model,
+                             std::shared_ptr<const Strategy> strategy);
+  /// Graphviz, a cluster a region.
+  std::string to_dot() const;
+
+  std::string name(const NodeId& id) const;    ///< "F attn3 @2 on g0"
+  std::string name(const ValueRef& ref) const; ///< "d.attn3 @2 on g0"
+  /// Rows that one device of the group works on in one microbatch.
+  int64_t rows(GroupId at) const;
+};
+
+/// Whether the filter matches the node: see Filter for the tags that a node has. A fused node
+/// matches if all its calls do. Nodes that are no compute match only by what they have.
+bool matches(const Filter& filter, const Graph& graph, const Node& node);
+/// Whether the filter's terms on a call's own tags (annotations, `tag`, `call`) match; terms on
+/// PASS and on the microbatch are ignored.
+bool matches_call(const Filter& filter, const Graph& graph, CallId call);
+
+/// Look-ups over one graph; valid as long as the graph is.
+class GraphIndex {
+public:
+  explicit GraphIndex(const Graph& graph);
+  const Node* node(const NodeId& id) const;                        ///< null if there is none
+  const Node* producer(const ValueRef& ref) const;                 ///< null if there is none
+  const std::vector<const Node*>& nodes() const { return nodes_; } ///< in region order
+
+private:
+  struct Hash {
+    size_t operator()(const NodeId& id) const noexcept;
+    size_t operator()(const ValueRef& ref) const noexcept;
+  };
+  std::vector<const Node*> nodes_;
+  std::unordered_map<NodeId, const Node*, Hash> by_id_;
+  std::unordered_map<ValueRef, const Node*, Hash> by_value_;
+};
+
+} // namespace piper::ir

@@ -1,0 +1,138 @@
+// Plan: what one role does in an iteration. Immutable, numbered by epoch, printable. Devices of one
+// role share a plan; peers are named relative to it ("the same rank of group g1").
+#pragma once
+
+#include "ir/graph.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace piper::ir {
+
+enum class PlanKind : uint8_t {
+  Train,   ///< an iteration of training
+  Eval,    ///< forward and loss alone, on held-out rows
+  Migrate, ///< moves state from one epoch's buckets to the next one's
+};
+const char* to_string(PlanKind kind);
+
+/// The arrays of a bucket.
+enum class StateKind : uint8_t { Param, Grad, Moment1, Moment2, Step };
+const char* to_string(StateKind kind); ///< "param", "grad", "moment1", "moment2", "step"
+
+/// A contiguous piece of a bucket's array. `begin` counts elements from the bucket's start, also
+/// where a rank keeps only its own range of the array.
+struct StateRange {
+  Epoch epoch = 0;
+  BucketId bucket;
+  StateKind kind = StateKind::Param;
+  int64_t begin = 0, count = 0;
+  bool operator==(const StateRange&) const = default;
+};
+
+enum class Opcode : uint8_t {
+  // As the nodes of the same name.
+  Input,
+  Forward,
+  Seed,
+  Backward,
+  Add,
+  Loss,
+  Send,
+  Recv,
+  AllReduce,
+  ReduceScatter,
+  Commit,
+  Update,
+  AllGather,
+  // Of migration plans.
+  CopyState, ///< within the device: `source` to `target`
+  SendState, ///< `source` to device `device`
+  RecvState, ///< `target` from device `device`
+};
+const char* to_string(Opcode opcode);
+
+struct Instruction {
+  Opcode op = Opcode::Forward;
+  uint32_t stream = 0; ///< index into Plan::streams
+  int32_t microbatch = kNoMicrobatch;
+  std::vector<std::vector<CallId>> chunks; ///< Forward, Backward: see Node::chunks
+  std::vector<SlotId> inputs;    ///< tensors read. Backward: one Saved slot a chunk first (forward
+                                 ///< order), then gradients of what the chunks give out. Add: the
+                                 ///< parts, left to right
+  std::vector<SlotId> outputs;   ///< tensors made. Forward: one Saved slot a chunk first, then
+                                 ///< what others read
+  std::vector<SlotId> frees;     ///< slots that no later instruction reads: dropped when done
+  std::vector<BucketId> buckets; ///< AllReduce, ReduceScatter, Update, AllGather: one. Commit: all
+                                 ///< that the role holds
+  GroupId group;                 ///< of a collective; of Send and Recv the peer's group
+  GroupId self;                  ///< the group as whose member the device runs it
+  EdgeId edge;                   ///< of what goes over the transport
+  double scale = 1;              ///< of Seed
+  StateRange source, target;     ///< of CopyState, SendState, RecvState
+  DeviceIndex device = 0;        ///< of SendState, RecvState: the peer
+  std::vector<EventId> waits;    ///< before it starts, beside its stream's order
+  EventId records;               ///< when it is done; none if nobody waits
+  int32_t directive = -1;        ///< of the strategy; for errors
+  bool operator==(const Instruction&) const = default;
+};
+
+struct Slot {
+  ValueRef value;
+  TensorType type; ///< of a tensor; of a Saved slot without meaning
+  bool operator==(const Slot&) const = default;
+};
+
+struct Plan {
+  std::vector<std::string> streams; ///< "compute", "recv", "reduce", …
+  std::vector<Slot> slots;
+  uint32_t events = 0;
+  /// In issue order. Those of one stream run in this order; the order across streams is one that
+  /// never has to wait for a later instruction, also where sends block.
+  std::vector<Instruction> instructions;
+  bool operator==(const Plan&) const = default;
+};
+
+/// The groups that a role's devices are members of. Devices of one role have the same groups and
+/// the same pattern of ranks in them.
+struct Role {
+  std::string name; ///< "g0", "g0+g2"
+  std::vector<GroupId> groups;
+  bool operator==(const Role&) const = default;
+};
+
+/// All plans of one epoch and the table that says who runs which.
+struct PlanSet {
+  PlanKind kind = PlanKind::Train;
+  Epoch epoch = 0;
+  Fingerprint model; ///< of the ModelSpec
+  int64_t batch = 0; ///< rows of the global batch
+  int64_t microbatches = 1;
+  std::vector<Group> groups;
+  GroupId world; ///< every device that has a plan; what Commit spans
+  std::vector<Bucket> buckets;
+  std::vector<std::string> edges;      ///< what each EdgeId moves, for errors
+  std::vector<std::string> directives; ///< Strategy::describe of each, for errors
+  std::vector<Role> roles;
+  std::vector<Plan> plans; ///< of each role
+  std::map<DeviceIndex, RoleId> devices;
+
+  RoleId role_of(DeviceIndex device) const; ///< none for an idle device
+  /// The rank of the device in the group, -1 if it is no member.
+  int rank_in(GroupId group, DeviceIndex device) const;
+  /// Rows that one device of the group works on in one microbatch, and the first of them in the
+  /// global batch.
+  int64_t rows(GroupId group) const;
+  int64_t first_row(GroupId group, int rank, int32_t microbatch) const;
+  /// "F attn3..mlp3 @2", with names from the model where it is given.
+  std::string name(RoleId role, const Instruction& instruction,
+                   const ModelSpec* model = nullptr) const;
+
+  std::string to_text(const ModelSpec* model = nullptr) const; ///< with names as comments
+  static Result<PlanSet> parse(std::string_view text);
+  bool operator==(const PlanSet&) const = default;
+};
+
+} // namespace piper::ir

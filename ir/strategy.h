@@ -1,0 +1,164 @@
+// Strategy: directives as plain data. The C++ builder below and the JSON file are two spellings of
+// the same thing; JSON written for the original Piper (arXiv 2606.11169) is accepted unchanged.
+#pragma once
+
+#include "ir/ids.h"
+#include "ir/result.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace piper::ir {
+
+/// One index that a tag may have: a number (`layer`, `MB`, …) or a word (`PASS`, `call`).
+using TagIndex = std::variant<int64_t, std::string>;
+
+/// What a filter asks of one tag: any index, no such tag, or one of a list.
+struct TagMatch {
+  enum class Kind { Any, Absent, OneOf } kind = Kind::Any;
+  std::vector<TagIndex> indices; ///< of OneOf, at least one
+
+  static TagMatch any() { return {}; }
+  bool operator==(const TagMatch&) const = default;
+};
+
+/// A conjunction of tag -> index. `{}` matches everything. Beside the model's annotations and those
+/// that `tag` adds, every node has
+///   PASS  F, B, BI or BW for compute, REDUCE for what is done to a bucket's gradients
+///   MB    the microbatch, under the name that `split` gives it
+///   call  the name of the call
+struct Filter {
+  std::vector<std::pair<std::string, TagMatch>> terms; ///< sorted by tag, no tag twice
+
+  Filter() = default;
+  /// `Filter{{"layer", 2}, {"PASS", "B"}}`; "*" stands for any index.
+  struct Term {
+    std::string tag;
+    TagMatch match;
+    Term(std::string tag_, int64_t index);
+    Term(std::string tag_, int index) : Term(std::move(tag_), static_cast<int64_t>(index)) {}
+    Term(std::string tag_, const char* index);
+    Term(std::string tag_, std::string index);
+    Term(std::string tag_, std::vector<int64_t> indices);
+    Term(std::string tag_, std::vector<std::string> indices);
+  };
+  Filter(std::initializer_list<Term> list);
+  explicit Filter(std::vector<Term> list);
+  void add(Term term); ///< replaces an earlier match of the same tag
+
+  bool empty() const { return terms.empty(); }
+  std::string to_json() const; ///< one line, `{"layer": 2, "MB": "*"}`
+  bool operator==(const Filter&) const = default;
+};
+
+/// Cut the batch into `count` microbatches and call the tag that numbers them `dim`.
+struct Split {
+  Filter filter;
+  std::string dim = "MB";
+  int64_t count = 1;
+  bool operator==(const Split&) const = default;
+};
+/// Where it runs. Several devices need a `replicate` over the same ones.
+struct Place {
+  Filter filter;
+  std::vector<DeviceIndex> devices;
+  std::string stream; ///< empty: the default compute stream
+  bool operator==(const Place&) const = default;
+};
+/// Data parallel over `devices`; each takes an equal share of the rows of every microbatch.
+struct Replicate {
+  Filter filter;
+  std::vector<DeviceIndex> devices;
+  bool shard_optimizer = false; ///< ZeRO-1: each rank keeps and updates 1/n of every bucket
+  bool shard_grads = false;
+  bool shard_params = false;
+  double bucket_mb = 0; ///< gradients are reduced in buckets of about this size; 0: 25
+  std::string reduce_stream;
+  std::string gather_stream;
+  bool operator==(const Replicate&) const = default;
+};
+/// On every device: all that matches group i before all that matches group i+1. The filters of one
+/// group may interleave.
+struct Order {
+  std::vector<std::vector<Filter>> groups;
+  bool operator==(const Order&) const = default;
+};
+/// Run what matches `a` and what matches `b` side by side, on streams of their own.
+struct Overlap {
+  Filter a, b;
+  bool operator==(const Overlap&) const = default;
+};
+/// Dispatch what matches as one: neighbouring calls of one pass and microbatch on a device become
+/// one instruction; with PASS = REDUCE the buckets that match become one bucket.
+struct Fuse {
+  Filter filter;
+  bool operator==(const Fuse&) const = default;
+};
+/// Annotate from the strategy: the calls that match get the tag `name` = `index`, which later
+/// directives may filter by.
+struct TagCalls {
+  Filter filter;
+  std::string name;
+  int64_t index = 0;
+  bool operator==(const TagCalls&) const = default;
+};
+/// A named builder with its arguments ("1f1b:4", "dp:2x1f1b:2"), expanded to the directives above
+/// before anything is compiled.
+struct Schedule {
+  std::string expression;
+  int64_t microbatches = 0; ///< of the global batch; 0: as many as the builder thinks best
+  bool operator==(const Schedule&) const = default;
+};
+
+using DirectiveBody =
+    std::variant<Split, Place, Replicate, Order, Overlap, Fuse, TagCalls, Schedule>;
+
+/// Where a directive was written.
+struct Origin {
+  std::string file; ///< empty: made by a program
+  int line = 0;     ///< 1-based line of its opening brace; 0: unknown
+  bool operator==(const Origin&) const = default;
+};
+
+struct Directive {
+  DirectiveBody body;
+  Origin origin;
+  const char* op() const;      ///< "split", "place", …
+  std::string to_json() const; ///< one line
+  /// Equal if they say the same, wherever they were written.
+  bool operator==(const Directive& other) const { return body == other.body; }
+};
+
+struct Strategy {
+  std::string name; ///< for people: the file's or the builder's name
+  std::vector<Directive> directives;
+
+  // The builder. Each returns *this, so that a strategy reads as a list.
+  Strategy& split(Filter filter, int64_t count, std::string dim = "MB");
+  Strategy& place(Filter filter, std::vector<DeviceIndex> devices, std::string stream = {});
+  Strategy& replicate(Filter filter, std::vector<DeviceIndex> devices);
+  Strategy& replicate(Replicate directive);
+  Strategy& order(std::vector<std::vector<Filter>> groups);
+  Strategy& overlap(Filter a, Filter b);
+  Strategy& fuse(Filter filter);
+  Strategy& tag(Filter filter, std::string name, int64_t index);
+  Strategy& schedule(std::string expression, int64_t microbatches = 0);
+  Strategy& add(DirectiveBody body, Origin origin = {});
+
+  /// "directive 3 (order), pipeline.json:7" — the `where` of an error.
+  std::string describe(size_t directive) const;
+
+  /// The JSON list, a directive a line; parses back to an equal strategy.
+  std::string to_json() const;
+  /// `file` is used in errors and as the name. Errors: malformed JSON (with line and column), an
+  /// unknown op or key, a wrong type, a directive that is not there yet (named).
+  static Result<Strategy> parse(std::string_view json, std::string file = {});
+  static Result<Strategy> load(const std::string& path);
+  bool operator==(const Strategy& other) const { return directives == other.directives; }
+};
+
+} // namespace piper::ir
