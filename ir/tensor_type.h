@@ -5,6 +5,7 @@
 #include "ir/result.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,7 @@ enum class DType : uint8_t { F32, F64, F16, BF16, I64, I32, U8, Bool };
 const char* to_string(DType dtype); ///< "f32", "i64", …
 int64_t size_of(DType dtype);       ///< bytes of one element
 bool is_floating(DType dtype);
+std::optional<DType> parse_dtype(std::string_view text);
 
 /// A shape whose `batch_dim`-th extent is `dims[batch_dim]` for each batch row; a microbatch of R
 /// rows has R * dims[batch_dim] there. `batch_dim` is -1 for a tensor that has no rows

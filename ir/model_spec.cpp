@@ -1,0 +1,300 @@
+#include "ir/model_spec.h"
+
+#include "ir/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace piper::ir {
+
+namespace {
+
+template <class Item> uint32_t find_by_name(const std::vector<Item>& items, std::string_view name) {
+  for (size_t i = 0; i < items.size(); ++i)
+    if (items[i].name == name)
+      return static_cast<uint32_t>(i);
+  return Id<void>::kNone;
+}
+
+void append_list(std::string& out, const auto& ids, const auto& items) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i)
+      out += ", ";
+    text::append_name(out, items[ids[i].value].name);
+  }
+}
+
+/// Reads names up to `end`, separated by commas, and looks each up.
+template <class IdType>
+std::vector<IdType> read_list(text::Reader& in, const text::NameTable& names, const char* what) {
+  std::vector<IdType> out;
+  do {
+    std::string name = in.name(what);
+    auto found = names.find(name);
+    if (found == names.end())
+      in.fail(fmt::format("there is no {} \"{}\"", what, name));
+    out.push_back(IdType(found->second));
+  } while (in.accept(","));
+  return out;
+}
+
+void declare(text::Reader& in, text::NameTable& names, const std::string& name, const char* what) {
+  if (!names.emplace(name, static_cast<uint32_t>(names.size())).second)
+    in.fail(fmt::format("a second {} \"{}\"", what, name));
+}
+
+ModelSpec read_model(text::Reader& in) {
+  ModelSpec model;
+  text::NameTable values, params, calls;
+  if (!in.next_line())
+    in.fail_expected("\"model\"");
+  in.expect("model");
+  model.name = in.name("the model's name");
+  in.expect("batch");
+  model.batch = in.integer("the rows of the batch");
+  in.end_line();
+  while (in.next_line()) {
+    if (in.accept("value")) {
+      ModelValue& value = model.values.emplace_back();
+      value.name = in.name("a value's name");
+      declare(in, values, value.name, "value");
+      value.type = text::read_type(in);
+      value.differentiable = in.accept("differentiable");
+    } else if (in.accept("param")) {
+      ModelParam& param = model.params.emplace_back();
+      param.name = in.name("a parameter's name");
+      declare(in, params, param.name, "parameter");
+      param.type = text::read_type(in);
+    } else if (in.accept("call")) {
+      CallId id(model.calls.size());
+      ModelCall& call = model.calls.emplace_back();
+      call.name = in.name("a call's name");
+      declare(in, calls, call.name, "call");
+      if (in.accept("[")) {
+        do {
+          call.annotations.push_back(text::read_tag(in));
+        } while (in.accept(","));
+        in.expect("]");
+      }
+      in.expect("(");
+      if (!in.accept(")")) {
+        call.inputs = read_list<ValueId>(in, values, "value");
+        in.expect(")");
+      }
+      if (in.accept("uses"))
+        call.params = read_list<ParamId>(in, params, "parameter");
+      if (in.accept("->"))
+        call.outputs = read_list<ValueId>(in, values, "value");
+      if (in.accept("flops"))
+        call.flops_per_row = in.number("a number of flops");
+      for (ValueId output : call.outputs) {
+        if (model.values[output.value].producer)
+          in.fail(fmt::format("value \"{}\" is made twice", model.value(output).name));
+        model.values[output.value].producer = id;
+      }
+    } else if (in.accept("inputs")) {
+      model.inputs = read_list<ValueId>(in, values, "value");
+    } else if (in.accept("loss")) {
+      model.loss = read_list<ValueId>(in, values, "value").front();
+    } else {
+      in.fail_expected("\"value\", \"param\", \"call\", \"inputs\" or \"loss\"");
+    }
+    in.end_line();
+  }
+  return model;
+}
+
+Error wrong(const ModelSpec& model, std::string message, std::string hint = {}) {
+  return user_error(std::move(message), fmt::format("model {}", model.name), std::move(hint));
+}
+
+Result<void> unique_names(const ModelSpec& model, const auto& items, const char* what) {
+  std::unordered_set<std::string_view> seen;
+  for (const auto& item : items)
+    if (!seen.insert(item.name).second)
+      return wrong(model, fmt::format("two {} are named \"{}\"", what, item.name));
+  return {};
+}
+
+} // namespace
+
+namespace text {
+
+void append_tag(std::string& out, const Tag& tag) {
+  // The last `=` separates, so a bare name may hold one too.
+  append_name(out, tag.name);
+  out += '=';
+  append_int(out, tag.index);
+}
+
+Tag read_tag(Reader& in) {
+  Tag tag;
+  if (in.next_is_quote()) {
+    tag.name = in.name("a tag");
+    in.expect("=");
+    tag.index = in.integer("a tag's index");
+    return tag;
+  }
+  std::string_view word = in.bare("a tag");
+  size_t equals = word.rfind('=');
+  const char* end = word.data() + word.size();
+  if (equals != word.npos) {
+    tag.name = word.substr(0, equals);
+    auto [stop, status] = std::from_chars(word.data() + equals + 1, end, tag.index);
+    if (status == std::errc() && stop == end)
+      return tag;
+  }
+  in.fail(fmt::format("expected a tag like layer=3, found \"{}\"", word));
+}
+
+} // namespace text
+
+CallId ModelSpec::find_call(std::string_view wanted) const {
+  return CallId(find_by_name(calls, wanted));
+}
+ValueId ModelSpec::find_value(std::string_view wanted) const {
+  return ValueId(find_by_name(values, wanted));
+}
+ParamId ModelSpec::find_param(std::string_view wanted) const {
+  return ParamId(find_by_name(params, wanted));
+}
+
+std::vector<uint32_t> ModelSpec::segments() const {
+  std::vector<uint32_t> out(calls.size());
+  for (size_t i = 1; i < calls.size(); ++i)
+    out[i] = out[i - 1] + (calls[i].annotations != calls[i - 1].annotations);
+  return out;
+}
+
+Fingerprint ModelSpec::fingerprint() const {
+  return ir::fingerprint(to_text());
+}
+
+std::string ModelSpec::to_text() const {
+  std::string out = "model ";
+  text::append_name(out, name);
+  out += " batch ";
+  text::append_int(out, batch);
+  out += '\n';
+  for (const ModelValue& value : values) {
+    out += "value ";
+    text::append_name(out, value.name);
+    out += ' ' + value.type.to_string();
+    out += value.differentiable ? " differentiable\n" : "\n";
+  }
+  for (const ModelParam& param : params) {
+    out += "param ";
+    text::append_name(out, param.name);
+    out += ' ' + param.type.to_string() + '\n';
+  }
+  for (const ModelCall& call : calls) {
+    out += "call ";
+    text::append_name(out, call.name);
+    for (size_t i = 0; i < call.annotations.size(); ++i) {
+      out += i ? ", " : " [";
+      text::append_tag(out, call.annotations[i]);
+    }
+    out += call.annotations.empty() ? " (" : "] (";
+    append_list(out, call.inputs, values);
+    out += ')';
+    if (!call.params.empty()) {
+      out += " uses ";
+      append_list(out, call.params, params);
+    }
+    if (!call.outputs.empty()) {
+      out += " -> ";
+      append_list(out, call.outputs, values);
+    }
+    if (call.flops_per_row != 0) {
+      out += " flops ";
+      text::append_double(out, call.flops_per_row);
+    }
+    out += '\n';
+  }
+  if (!inputs.empty()) {
+    out += "inputs ";
+    append_list(out, inputs, values);
+    out += '\n';
+  }
+  if (loss) {
+    out += "loss ";
+    text::append_name(out, value(loss).name);
+    out += '\n';
+  }
+  return out;
+}
+
+Result<ModelSpec> ModelSpec::parse(std::string_view text) {
+  return text::parsing(text, read_model);
+}
+
+Result<void> verify(const ModelSpec& model) {
+  PIPER_CHECK_OK(unique_names(model, model.values, "values"));
+  PIPER_CHECK_OK(unique_names(model, model.params, "parameters"));
+  PIPER_CHECK_OK(unique_names(model, model.calls, "calls"));
+  if (model.batch < 1)
+    return wrong(model, fmt::format("the batch has {} rows", model.batch));
+
+  auto in_range = [](auto id, const auto& items) { return id.value < items.size(); };
+  std::vector<bool> made(model.values.size());
+  for (ValueId input : model.inputs) {
+    if (!in_range(input, model.values))
+      return wrong(model, fmt::format("an input is value {}, which does not exist", input.value));
+    if (model.value(input).producer)
+      return wrong(model, fmt::format("input \"{}\" is made by a call", model.value(input).name));
+    if (made[input.value])
+      return wrong(model, fmt::format("\"{}\" is an input twice", model.value(input).name));
+    made[input.value] = true;
+  }
+  for (size_t i = 0; i < model.calls.size(); ++i) {
+    const ModelCall& call = model.calls[i];
+    for (ValueId input : call.inputs) {
+      if (!in_range(input, model.values))
+        return wrong(model, fmt::format("call {} reads value {}, which does not exist", call.name,
+                                        input.value));
+      if (!made[input.value])
+        return wrong(model,
+                     fmt::format("call {} reads \"{}\" before it is made", call.name,
+                                 model.value(input).name),
+                     "calls stand in trace order; a model has no cycles");
+    }
+    for (ParamId param : call.params)
+      if (!in_range(param, model.params))
+        return wrong(model, fmt::format("call {} uses parameter {}, which does not exist",
+                                        call.name, param.value));
+    if (call.outputs.empty())
+      return wrong(model, fmt::format("call {} has no outputs", call.name));
+    for (ValueId output : call.outputs) {
+      if (!in_range(output, model.values))
+        return wrong(model, fmt::format("call {} makes value {}, which does not exist", call.name,
+                                        output.value));
+      const ModelValue& value = model.value(output);
+      if (made[output.value])
+        return wrong(model, fmt::format("value \"{}\" is made twice", value.name));
+      if (value.producer != CallId(i))
+        return wrong(model, fmt::format("value \"{}\" does not name call {} as its producer",
+                                        value.name, call.name));
+      made[output.value] = true;
+    }
+  }
+  for (size_t i = 0; i < model.values.size(); ++i)
+    if (!made[i])
+      return wrong(model, fmt::format("value \"{}\" is neither an input nor made by a call",
+                                      model.values[i].name));
+  for (const ModelParam& param : model.params)
+    if (param.type.batch_dim >= 0)
+      return wrong(model, fmt::format("parameter \"{}\" has batch rows", param.name));
+  if (!in_range(model.loss, model.values))
+    return wrong(model, "there is no loss", "end the model with ModelBuilder::loss");
+  const ModelValue& loss = model.value(model.loss);
+  if (!loss.type.dims.empty() || !is_floating(loss.type.dtype))
+    return wrong(
+        model,
+        fmt::format("the loss \"{}\" is no scalar: it is {}", loss.name, loss.type.to_string()),
+        "reduce it to the mean over the rows");
+  return {};
+}
+
+} // namespace piper::ir
