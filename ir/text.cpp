@@ -1,5 +1,7 @@
 #include "ir/text.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace piper::ir::text {
@@ -76,12 +78,15 @@ bool Reader::at_end() {
   return current_.empty();
 }
 
-bool Reader::accept(std::string_view token) {
+bool Reader::starts_with(std::string_view token) {
   skip_blanks();
-  if (!current_.starts_with(token))
-    return false;
-  if (is_alnum(token.back()) && current_.size() > token.size() &&
-      is_bare_char(current_[token.size()]))
+  return current_.starts_with(token) &&
+         !(is_alnum(token.back()) && current_.size() > token.size() &&
+           is_bare_char(current_[token.size()]));
+}
+
+bool Reader::accept(std::string_view token) {
+  if (!starts_with(token))
     return false;
   current_.remove_prefix(token.size());
   return true;
@@ -89,7 +94,7 @@ bool Reader::accept(std::string_view token) {
 
 void Reader::expect(std::string_view token) {
   if (!accept(token))
-    fail_expected("\"" + std::string(token) + "\"");
+    fail_expected(fmt::format("\"{}\"", token));
 }
 
 bool Reader::accept_adjacent(char token) {
@@ -97,6 +102,19 @@ bool Reader::accept_adjacent(char token) {
     return false;
   current_.remove_prefix(1);
   return true;
+}
+
+bool Reader::accept_prefix(std::string_view prefix) {
+  skip_blanks();
+  if (!current_.starts_with(prefix))
+    return false;
+  current_.remove_prefix(prefix.size());
+  return true;
+}
+
+bool Reader::next_is_digit() {
+  skip_blanks();
+  return !current_.empty() && current_[0] >= '0' && current_[0] <= '9';
 }
 
 bool Reader::next_is_quote() {
@@ -153,7 +171,7 @@ int64_t Reader::integer(const char* what) {
 uint32_t Reader::index(const char* what) {
   int64_t value = integer(what);
   if (value < 0 || value > UINT32_MAX)
-    fail(std::string(what) + " is out of range: " + std::to_string(value));
+    fail(fmt::format("{} is out of range: {}", what, value));
   return static_cast<uint32_t>(value);
 }
 
@@ -180,8 +198,8 @@ void Reader::fail(std::string message, std::string hint) const {
 void Reader::fail_expected(std::string_view what) {
   std::string found = "the end of the line";
   if (!at_end())
-    found = "\"" + std::string(current_.substr(0, std::min<size_t>(24, current_.size()))) + "\"";
-  fail("expected " + std::string(what) + ", found " + found);
+    found = fmt::format("\"{}\"", current_.substr(0, 24));
+  fail(fmt::format("expected {}, found {}", what, found));
 }
 
 } // namespace piper::ir::text

@@ -47,15 +47,18 @@ public:
   /// Moves to the next line that says something; false at the end of the text.
   bool next_line();
   int line() const { return line_; }
-  /// The line as it stands, before anything of it is read.
-  bool at_end();
+  bool at_end(); ///< of the line
 
   /// Takes `token` if it is next. A word is only taken whole.
   bool accept(std::string_view token);
   void expect(std::string_view token);
+  bool starts_with(std::string_view word); ///< as `accept`, but takes nothing
   /// As `accept`, but only where no blank precedes it.
   bool accept_adjacent(char token);
+  /// Takes a word's beginning if the next word starts with it.
+  bool accept_prefix(std::string_view prefix);
   bool next_is_quote();
+  bool next_is_digit();
   std::string name(const char* what); ///< bare or quoted
   std::string_view bare(const char* what);
   int64_t integer(const char* what);

@@ -1,0 +1,389 @@
+#include "ir/names.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+namespace piper::ir::text {
+
+namespace {
+
+constexpr uint32_t kNone = Id<void>::kNone;
+
+struct KindPrefix {
+  ValueKind kind;
+  const char* prefix;
+};
+// In the order of ValueKind, which starts with Activation (no prefix).
+constexpr std::array<KindPrefix, 7> kPrefixes = {{{ValueKind::Gradient, "d."},
+                                                  {ValueKind::GradientPart, "d."},
+                                                  {ValueKind::Saved, "saved."},
+                                                  {ValueKind::WeightGrad, "wgrad."},
+                                                  {ValueKind::Reduced, "reduced."},
+                                                  {ValueKind::Committed, "committed"},
+                                                  {ValueKind::Updated, "updated."}}};
+
+/// Whether a bare activation of that name would read as something else.
+bool reads_as_kind(std::string_view name) {
+  for (const KindPrefix& each : kPrefixes)
+    if (name.starts_with(each.prefix))
+      return true;
+  return false;
+}
+
+template <class Item>
+void append_item(std::string& out, const std::vector<Item>* items, char letter, uint32_t id) {
+  if (!items) {
+    out += letter;
+    append_int(out, id);
+  } else if (id < items->size()) {
+    append_name(out, (*items)[id].name);
+  } else {
+    out += '?';
+    append_int(out, id);
+  }
+}
+
+/// A name of the table, "?7", or a letter and a number where there is no table.
+uint32_t read_item(Reader& in, const NameTable* table, const char* letter, const char* what) {
+  if (in.accept("?"))
+    return in.index(what);
+  if (!table) {
+    std::string_view word = in.bare(what);
+    uint32_t id = 0;
+    const char* end = word.data() + word.size();
+    if (word[0] == letter[0]) {
+      auto [stop, status] = std::from_chars(word.data() + 1, end, id);
+      if (status == std::errc() && stop == end)
+        return id;
+    }
+    in.fail(fmt::format("expected {} like {}3, found \"{}\"", what, letter, word));
+  }
+  std::string name = in.name(what);
+  auto found = table->find(name);
+  if (found == table->end())
+    in.fail(fmt::format("unknown name \"{}\": expected {}", name, what));
+  return found->second;
+}
+
+bool is_call_op(Op op) {
+  return op == Op::Forward || op == Op::Backward;
+}
+bool is_bucket_op(Op op) {
+  return op == Op::AllReduce || op == Op::ReduceScatter || op == Op::Update || op == Op::AllGather;
+}
+
+} // namespace
+
+void Names::append_value(std::string& out, uint32_t id) const {
+  append_item(out, model ? &model->values : nullptr, 'v', id);
+}
+void Names::append_call(std::string& out, uint32_t id) const {
+  append_item(out, model ? &model->calls : nullptr, 'c', id);
+}
+void Names::append_bucket(std::string& out, uint32_t id) const {
+  append_item(out, model ? buckets : nullptr, 'b', id);
+}
+
+uint32_t Lookup::value(Reader& in) const {
+  return read_item(in, values, "v", "a value");
+}
+uint32_t Lookup::call(Reader& in) const {
+  return read_item(in, calls, "c", "a call");
+}
+uint32_t Lookup::bucket(Reader& in) const {
+  return read_item(in, buckets, "b", "a bucket");
+}
+
+void append_subject(std::string& out, const Names& names, ValueKind kind, uint32_t subject,
+                    uint32_t part) {
+  if (kind != ValueKind::Activation)
+    out += kPrefixes[static_cast<size_t>(kind) - 1].prefix;
+  switch (kind) {
+  case ValueKind::Activation:
+    if (names.model && subject < names.model->values.size() &&
+        reads_as_kind(names.model->values[subject].name)) {
+      append_quoted(out, names.model->values[subject].name);
+      break;
+    }
+    [[fallthrough]];
+  case ValueKind::Gradient:
+  case ValueKind::GradientPart:
+    names.append_value(out, subject);
+    break;
+  case ValueKind::Saved:
+  case ValueKind::WeightGrad:
+    names.append_call(out, subject);
+    break;
+  case ValueKind::Reduced:
+  case ValueKind::Updated:
+    names.append_bucket(out, subject);
+    break;
+  case ValueKind::Committed:
+    if (subject != 0) {
+      out += '.';
+      append_int(out, subject);
+    }
+    break;
+  }
+  // Only a part of a gradient has one; "[]" keeps the two kinds of gradient apart without it.
+  if (part != kNone || kind == ValueKind::GradientPart) {
+    out += '[';
+    if (part != kNone)
+      names.append_call(out, part);
+    out += ']';
+  }
+}
+
+void read_subject(Reader& in, const Lookup& lookup, ValueKind& kind, uint32_t& subject,
+                  uint32_t& part) {
+  kind = ValueKind::Activation;
+  if (!in.next_is_quote())
+    for (const KindPrefix& each : kPrefixes)
+      if (each.kind != ValueKind::GradientPart && in.accept_prefix(each.prefix)) {
+        kind = each.kind;
+        break;
+      }
+  switch (kind) {
+  case ValueKind::Activation:
+  case ValueKind::Gradient:
+  case ValueKind::GradientPart:
+    subject = lookup.value(in);
+    break;
+  case ValueKind::Saved:
+  case ValueKind::WeightGrad:
+    subject = lookup.call(in);
+    break;
+  case ValueKind::Reduced:
+  case ValueKind::Updated:
+    subject = lookup.bucket(in);
+    break;
+  case ValueKind::Committed:
+    subject = in.accept_adjacent('.') ? in.index("a number") : 0;
+    break;
+  }
+  part = kNone;
+  if (in.accept_adjacent('[')) {
+    if (kind == ValueKind::Gradient)
+      kind = ValueKind::GradientPart;
+    if (!in.accept("]")) {
+      part = lookup.call(in);
+      in.expect("]");
+    }
+  }
+}
+
+void append_group(std::string& out, GroupId group) {
+  if (!group) {
+    out += '-';
+    return;
+  }
+  out += 'g';
+  append_int(out, group.value);
+}
+
+GroupId read_group(Reader& in) {
+  if (in.accept("-"))
+    return {};
+  return GroupId(read_item(in, nullptr, "g", "a group"));
+}
+
+void append_microbatch(std::string& out, int32_t microbatch) {
+  out += '@';
+  if (microbatch == kNoMicrobatch)
+    out += '-';
+  else
+    append_int(out, microbatch);
+}
+
+int32_t read_microbatch(Reader& in) {
+  if (in.accept("-"))
+    return kNoMicrobatch;
+  uint32_t microbatch = in.index("a microbatch");
+  if (microbatch > INT32_MAX)
+    in.fail(fmt::format("microbatch {} is out of range", microbatch));
+  return static_cast<int32_t>(microbatch);
+}
+
+void append_ref(std::string& out, const Names& names, const ValueRef& ref,
+                int32_t expected_microbatch, GroupId expected_at) {
+  append_subject(out, names, ref.kind, ref.subject, ref.part);
+  if (ref.microbatch != expected_microbatch) {
+    out += ' ';
+    append_microbatch(out, ref.microbatch);
+  }
+  if (ref.at != expected_at) {
+    out += " on ";
+    append_group(out, ref.at);
+  }
+}
+
+ValueRef read_ref(Reader& in, const Lookup& lookup, int32_t expected_microbatch,
+                  GroupId expected_at) {
+  ValueRef ref;
+  read_subject(in, lookup, ref.kind, ref.subject, ref.part);
+  ref.microbatch = in.accept("@") ? read_microbatch(in) : expected_microbatch;
+  ref.at = in.accept("on") ? read_group(in) : expected_at;
+  return ref;
+}
+
+void append_id(std::string& out, const Names& names, const NodeId& id) {
+  out += to_string(id.op);
+  if (id.op != Op::Commit || id.subject != 0)
+    out += ' ';
+  if (is_call_op(id.op))
+    names.append_call(out, id.subject);
+  else if (is_bucket_op(id.op))
+    names.append_bucket(out, id.subject);
+  else if (id.op != Op::Commit)
+    append_subject(out, names, id.kind, id.subject, id.part);
+  else if (id.subject != 0)
+    append_int(out, id.subject);
+  if (id.microbatch != kNoMicrobatch) {
+    out += ' ';
+    append_microbatch(out, id.microbatch);
+  }
+  if (id.at) {
+    out += " on ";
+    append_group(out, id.at);
+  }
+  if (id.peer) {
+    out += id.op == Op::Recv ? " from " : " to ";
+    append_group(out, id.peer);
+  }
+}
+
+NodeId read_id(Reader& in, const Lookup& lookup) {
+  NodeId id;
+  std::string_view word = in.bare("a node");
+  auto op = parse_op(word);
+  if (!op)
+    in.fail(fmt::format("there is no node \"{}\"", word));
+  id.op = *op;
+  if (is_call_op(id.op))
+    id.subject = lookup.call(in);
+  else if (is_bucket_op(id.op))
+    id.subject = lookup.bucket(in);
+  else if (id.op != Op::Commit)
+    read_subject(in, lookup, id.kind, id.subject, id.part);
+  else if (in.next_is_digit())
+    id.subject = in.index("a number");
+  if (in.accept("@"))
+    id.microbatch = read_microbatch(in);
+  if (in.accept("on"))
+    id.at = read_group(in);
+  if (in.accept(id.op == Op::Recv ? "from" : "to"))
+    id.peer = read_group(in);
+  return id;
+}
+
+void append_devices(std::string& out, const std::vector<DeviceIndex>& devices) {
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (i)
+      out += ", ";
+    append_int(out, devices[i]);
+  }
+}
+
+std::vector<DeviceIndex> read_devices(Reader& in) {
+  std::vector<DeviceIndex> out;
+  do {
+    out.push_back(in.index("a device"));
+  } while (in.accept(","));
+  return out;
+}
+
+void append_groups(std::string& out, const std::vector<Group>& groups) {
+  for (size_t i = 0; i < groups.size(); ++i) {
+    out += "group ";
+    append_group(out, GroupId(i));
+    if (!groups[i].devices.empty()) {
+      out += " devices ";
+      append_devices(out, groups[i].devices);
+    }
+    out += groups[i].replicated ? " replicated\n" : "\n";
+  }
+}
+
+Group read_group_line(Reader& in, size_t expected) {
+  if (read_group(in) != GroupId(expected))
+    in.fail(fmt::format("groups are numbered from 0 in order: expected g{}", expected));
+  Group group;
+  if (in.accept("devices"))
+    group.devices = read_devices(in);
+  group.replicated = in.accept("replicated");
+  in.end_line();
+  return group;
+}
+
+void append_buckets(std::string& out, const std::vector<Bucket>& buckets, const ModelSpec* model) {
+  for (const Bucket& bucket : buckets) {
+    out += "bucket ";
+    append_name(out, bucket.name);
+    out += " on ";
+    append_group(out, bucket.group);
+    out += ' ';
+    out += to_string(bucket.dtype);
+    out += " numel ";
+    append_int(out, bucket.numel);
+    out += bucket.shard_optimizer ? " shard_optimizer\n" : "\n";
+    for (size_t i = 0; i < bucket.params.size(); ++i) {
+      out += "  param ";
+      append_item(out, model ? &model->params : nullptr, 'p', bucket.params[i].value);
+      out += " at ";
+      append_int(out, i < bucket.offsets.size() ? bucket.offsets[i] : -1);
+      out += '\n';
+    }
+  }
+}
+
+Bucket read_bucket_line(Reader& in) {
+  Bucket bucket;
+  bucket.name = in.name("a bucket's name");
+  in.expect("on");
+  bucket.group = read_group(in);
+  bucket.dtype = read_dtype(in);
+  in.expect("numel");
+  bucket.numel = in.integer("a number of elements");
+  bucket.shard_optimizer = in.accept("shard_optimizer");
+  in.end_line();
+  return bucket;
+}
+
+void read_bucket_param(Reader& in, Bucket& bucket, const NameTable* params) {
+  bucket.params.push_back(ParamId(read_item(in, params, "p", "a parameter")));
+  in.expect("at");
+  bucket.offsets.push_back(in.integer("an offset"));
+  in.end_line();
+}
+
+void append_chunks(std::string& out, const Names& names,
+                   const std::vector<std::vector<CallId>>& chunks) {
+  out += '[';
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (i)
+      out += " | ";
+    for (size_t j = 0; j < chunks[i].size(); ++j) {
+      if (j)
+        out += ' ';
+      names.append_call(out, chunks[i][j].value);
+    }
+  }
+  out += ']';
+}
+
+std::vector<std::vector<CallId>> read_chunks(Reader& in, const Lookup& lookup) {
+  std::vector<std::vector<CallId>> chunks;
+  if (in.accept("]"))
+    return chunks;
+  chunks.emplace_back();
+  while (!in.accept("]")) {
+    if (in.accept("|"))
+      chunks.emplace_back();
+    else
+      chunks.back().push_back(CallId(lookup.call(in)));
+  }
+  return chunks;
+}
+
+} // namespace piper::ir::text
