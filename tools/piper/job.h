@@ -1,0 +1,58 @@
+// The flags that say what to train and how: model, strategy, session. One set for all verbs.
+#pragma once
+
+#include "actors/session.h"
+#include "ir/strategy.h"
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace piper::cli {
+
+/// A job as the command line and `--config` describe it.
+class Job {
+public:
+  /// Declares the flags on a verb. The job must outlive the parse.
+  void add_model_flags(CLI::App& verb);
+  void add_strategy_flags(CLI::App& verb);
+  void add_session_flags(CLI::App& verb);
+
+  /// After the parse: reads `--config`, whose keys are the flags' names (with - or _); flags on the
+  /// command line win, and what is no flag goes to the model.
+  Result<void> read_config(CLI::App& verb);
+  /// Sets a key of the model's configuration, whatever the flags say.
+  void set_model_key(const std::string& key, nlohmann::json value) { config_[key] = value; }
+
+  /// What the model's factory gets.
+  std::string model_config() const { return config_.dump(); }
+  Result<Model> build_model(const Registry& registry) const;
+  /// `--strategy`.
+  Result<ir::Strategy> strategy() const { return read_strategy(strategy_, "--strategy"); }
+  /// A JSON file, or an expression such as "dp:2x1f1b:2"; `flag` is where it was given.
+  Result<ir::Strategy> read_strategy(const std::string& text, const std::string& flag) const;
+  /// Compiles each of the strategies, so that one that does not fit the model is told at once, and
+  /// sets `devices` to what they need if the flags left it open.
+  Result<void> settle_devices(const Model& model, const std::vector<ir::Strategy>& strategies);
+  /// All but the workers and where they join.
+  Result<SessionOptions> session_options() const;
+
+  std::string model_name = "gpt";
+  uint32_t devices = 0; ///< 0: as many as the strategies name
+  uint32_t processes = 1;
+
+private:
+  nlohmann::json config_ = nlohmann::json::object();
+  std::string config_file_;
+  std::string strategy_;
+  int64_t microbatches_ = 0;
+  uint64_t seed_ = 1;
+  std::string optimizer_ = "adamw", transport_ = "auto";
+  SessionOptions session_;
+  double deadline_seconds_ = 60;
+};
+
+} // namespace piper::cli

@@ -1,0 +1,37 @@
+#include "tools/piper/console.h"
+#include "tools/piper/job.h"
+#include "tools/piper/verbs.h"
+
+namespace piper::cli {
+
+namespace {
+
+struct WorkerFlags {
+  std::string join;
+  double join_timeout_seconds = 60;
+  bool verbose = false;
+};
+
+} // namespace
+
+void add_worker(CLI::App& program, const Registry& registry, int& exit_code) {
+  auto* verb = program.add_subcommand("worker", "Serve devices of a session in another process");
+  auto flags = std::make_shared<WorkerFlags>();
+  verb->add_option("--join", flags->join, "HOST:PORT of the session")->required();
+  verb->add_option("--join-timeout", flags->join_timeout_seconds, "Seconds to wait for it")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->add_flag("--verbose", flags->verbose, "Show the whole log");
+  verb->callback([flags, &registry, &exit_code] {
+    Console console(flags->verbose ? LogLevel::Debug : LogLevel::Warning);
+    WorkerOptions options;
+    options.join = flags->join;
+    options.join_timeout =
+        std::chrono::milliseconds(static_cast<int64_t>(flags->join_timeout_seconds * 1000));
+    options.log = console.log_sink();
+    const auto result = run_worker(registry, options);
+    exit_code = result.ok() ? kDone : fail(result.error());
+  });
+}
+
+} // namespace piper::cli

@@ -1,0 +1,13 @@
+// The workers of `--processes`.
+#pragma once
+
+#include "actors/session.h"
+#include "tools/piper/processes.h"
+
+namespace piper::cli {
+
+/// Starts `processes` - 1 workers that will join the session of `options`, and fills in how many
+/// they are and where they join.
+Result<void> start_workers(uint32_t processes, SessionOptions& options, Processes& workers);
+
+} // namespace piper::cli
