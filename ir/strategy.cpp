@@ -98,16 +98,23 @@ Strategy& Strategy::schedule(std::string expression, int64_t microbatches) {
   return add(Schedule{std::move(expression), microbatches});
 }
 
+std::string Origin::to_string() const {
+  if (line <= 0)
+    return file;
+  return file.empty() ? fmt::format("line {}", line) : fmt::format("{}:{}", file, line);
+}
+
+std::string Strategy::describe(size_t directive, std::string_view op, const Origin& origin) {
+  std::string out = fmt::format("directive {} ({})", directive, op);
+  if (std::string place = origin.to_string(); !place.empty())
+    out += ", " + place;
+  return out;
+}
+
 std::string Strategy::describe(size_t directive) const {
   if (directive >= directives.size())
     return fmt::format("directive {}", directive);
-  const Directive& each = directives[directive];
-  std::string out = fmt::format("directive {} ({})", directive, each.op());
-  if (!each.origin.file.empty())
-    out += ", " + each.origin.file;
-  if (each.origin.line > 0)
-    out += (each.origin.file.empty() ? ", line " : ":") + std::to_string(each.origin.line);
-  return out;
+  return describe(directive, directives[directive].op(), directives[directive].origin);
 }
 
 } // namespace piper::ir

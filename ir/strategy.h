@@ -119,8 +119,9 @@ using DirectiveBody =
 
 /// Where a directive was written.
 struct Origin {
-  std::string file; ///< empty: made by a program
-  int line = 0;     ///< 1-based line of its opening brace; 0: unknown
+  std::string file;              ///< empty: made by a program
+  int line = 0;                  ///< 1-based line of its opening brace; 0: unknown
+  std::string to_string() const; ///< "pipeline.json:7", "line 7", or empty
   bool operator==(const Origin&) const = default;
 };
 
@@ -151,6 +152,7 @@ struct Strategy {
 
   /// "directive 3 (order), pipeline.json:7" — the `where` of an error.
   std::string describe(size_t directive) const;
+  static std::string describe(size_t directive, std::string_view op, const Origin& origin);
 
   /// The JSON list, a directive a line; parses back to an equal strategy.
   std::string to_json() const;
