@@ -1,0 +1,55 @@
+#include "worlds.h"
+
+#include "transport/loopback/fabric.h"
+
+#include <fmt/format.h>
+#include <memory>
+#include <thread>
+
+namespace piper::transport::testing {
+
+std::string run_on_threads(const Scenario& scenario, std::span<Endpoint* const> endpoints) {
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (Endpoint* endpoint : endpoints)
+    ranks.push_back(std::make_unique<Rank>(*endpoint, endpoints.size()));
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks)
+    threads.emplace_back([&] { scenario.run(*rank); });
+  for (auto& thread : threads)
+    thread.join();
+  std::string failures;
+  for (auto& rank : ranks)
+    failures += rank->failures();
+  return failures;
+}
+
+namespace {
+
+std::string run_loopback(const Scenario& scenario, uint32_t devices, LoopbackOptions options) {
+  std::vector<DeviceIndex> all;
+  for (DeviceIndex d = 0; d < devices; ++d)
+    all.push_back(d);
+  LoopbackFabric fabric(all, options);
+  std::vector<Endpoint*> endpoints;
+  for (DeviceIndex d : all)
+    endpoints.push_back(&fabric.endpoint(d));
+  return run_on_threads(scenario, endpoints);
+}
+
+} // namespace
+
+const std::vector<World>& worlds() {
+  static const std::vector<World> all = [] {
+    std::vector<World> list;
+    for (uint32_t n : {2u, 4u})
+      list.push_back({fmt::format("loopback, {} devices", n),
+                      [n](const Scenario& s) { return run_loopback(s, n, {}); }});
+    list.push_back({"loopback, 3 devices, no spin", [](const Scenario& s) {
+                      return run_loopback(s, 3, {.spin = std::chrono::nanoseconds(0)});
+                    }});
+    return list;
+  }();
+  return all;
+}
+
+} // namespace piper::transport::testing

@@ -1,0 +1,18 @@
+// How the devices of a scenario are run and joined.
+#pragma once
+
+#include "scenarios.h"
+
+namespace piper::transport::testing {
+
+struct World {
+  std::string name;
+  /// Runs the scenario on every device and returns what failed, or "".
+  std::function<std::string(const Scenario&)> run;
+};
+const std::vector<World>& worlds();
+
+/// Runs the scenario on a thread for each endpoint; they are devices 0 … n-1.
+std::string run_on_threads(const Scenario& scenario, std::span<Endpoint* const> endpoints);
+
+} // namespace piper::transport::testing
