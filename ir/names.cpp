@@ -34,8 +34,7 @@ bool reads_as_kind(std::string_view name) {
 template <class Item>
 void append_item(std::string& out, const std::vector<Item>* items, char letter, uint32_t id) {
   if (!items) {
-    out += letter;
-    append_int(out, id);
+    append_numbered(out, letter, id);
   } else if (id < items->size()) {
     append_name(out, (*items)[id].name);
   } else {
@@ -45,20 +44,11 @@ void append_item(std::string& out, const std::vector<Item>* items, char letter, 
 }
 
 /// A name of the table, "?7", or a letter and a number where there is no table.
-uint32_t read_item(Reader& in, const NameTable* table, const char* letter, const char* what) {
+uint32_t read_item(Reader& in, const NameTable* table, char letter, const char* what) {
   if (in.accept("?"))
     return in.index(what);
-  if (!table) {
-    std::string_view word = in.bare(what);
-    uint32_t id = 0;
-    const char* end = word.data() + word.size();
-    if (word[0] == letter[0]) {
-      auto [stop, status] = std::from_chars(word.data() + 1, end, id);
-      if (status == std::errc() && stop == end)
-        return id;
-    }
-    in.fail(fmt::format("expected {} like {}3, found \"{}\"", what, letter, word));
-  }
+  if (!table)
+    return read_numbered(in, letter, what);
   std::string name = in.name(what);
   auto found = table->find(name);
   if (found == table->end())
@@ -86,13 +76,13 @@ void Names::append_bucket(std::string& out, uint32_t id) const {
 }
 
 uint32_t Lookup::value(Reader& in) const {
-  return read_item(in, values, "v", "a value");
+  return read_item(in, values, 'v', "a value");
 }
 uint32_t Lookup::call(Reader& in) const {
-  return read_item(in, calls, "c", "a call");
+  return read_item(in, calls, 'c', "a call");
 }
 uint32_t Lookup::bucket(Reader& in) const {
-  return read_item(in, buckets, "b", "a bucket");
+  return read_item(in, buckets, 'b', "a bucket");
 }
 
 void append_subject(std::string& out, const Names& names, ValueKind kind, uint32_t subject,
@@ -173,19 +163,34 @@ void read_subject(Reader& in, const Lookup& lookup, ValueKind& kind, uint32_t& s
   }
 }
 
-void append_group(std::string& out, GroupId group) {
-  if (!group) {
-    out += '-';
-    return;
+void append_numbered(std::string& out, char letter, uint32_t number) {
+  out += letter;
+  append_int(out, number);
+}
+
+uint32_t read_numbered(Reader& in, char letter, const char* what) {
+  std::string_view word = in.bare(what);
+  uint32_t number = 0;
+  const char* end = word.data() + word.size();
+  if (word[0] == letter) {
+    auto [stop, status] = std::from_chars(word.data() + 1, end, number);
+    if (status == std::errc() && stop == end)
+      return number;
   }
-  out += 'g';
-  append_int(out, group.value);
+  in.fail(fmt::format("expected {} like {}3, found \"{}\"", what, letter, word));
+}
+
+void append_group(std::string& out, GroupId group) {
+  if (group)
+    append_numbered(out, 'g', group.value);
+  else
+    out += '-';
 }
 
 GroupId read_group(Reader& in) {
   if (in.accept("-"))
     return {};
-  return GroupId(read_item(in, nullptr, "g", "a group"));
+  return GroupId(read_numbered(in, 'g', "a group"));
 }
 
 void append_microbatch(std::string& out, int32_t microbatch) {
@@ -316,7 +321,18 @@ Group read_group_line(Reader& in, size_t expected) {
   return group;
 }
 
-void append_buckets(std::string& out, const std::vector<Bucket>& buckets, const ModelSpec* model) {
+void append_comment(std::string& out, size_t line_start, std::string_view comment) {
+  constexpr size_t kColumn = 64;
+  const size_t length = out.size() - line_start;
+  out.append(length < kColumn ? kColumn - length : 1, ' ');
+  out += "# ";
+  // A name may hold anything; a comment ends with its line.
+  for (char c : comment)
+    out += c == '\n' ? ' ' : c;
+}
+
+void append_buckets(std::string& out, const std::vector<Bucket>& buckets, const ModelSpec* model,
+                    const ModelSpec* comments) {
   for (const Bucket& bucket : buckets) {
     out += "bucket ";
     append_name(out, bucket.name);
@@ -328,10 +344,14 @@ void append_buckets(std::string& out, const std::vector<Bucket>& buckets, const 
     append_int(out, bucket.numel);
     out += bucket.shard_optimizer ? " shard_optimizer\n" : "\n";
     for (size_t i = 0; i < bucket.params.size(); ++i) {
+      const size_t start = out.size();
+      const uint32_t param = bucket.params[i].value;
       out += "  param ";
-      append_item(out, model ? &model->params : nullptr, 'p', bucket.params[i].value);
+      append_item(out, model ? &model->params : nullptr, 'p', param);
       out += " at ";
       append_int(out, i < bucket.offsets.size() ? bucket.offsets[i] : -1);
+      if (comments && param < comments->params.size())
+        append_comment(out, start, comments->params[param].name);
       out += '\n';
     }
   }
@@ -351,7 +371,7 @@ Bucket read_bucket_line(Reader& in) {
 }
 
 void read_bucket_param(Reader& in, Bucket& bucket, const NameTable* params) {
-  bucket.params.push_back(ParamId(read_item(in, params, "p", "a parameter")));
+  bucket.params.push_back(ParamId(read_item(in, params, 'p', "a parameter")));
   in.expect("at");
   bucket.offsets.push_back(in.integer("an offset"));
   in.end_line();

@@ -48,6 +48,10 @@ ValueRef read_ref(Reader& in, const Lookup& lookup, int32_t expected_microbatch,
 void append_id(std::string& out, const Names& names, const NodeId& id);
 NodeId read_id(Reader& in, const Lookup& lookup);
 
+/// A letter and a number: "s3".
+void append_numbered(std::string& out, char letter, uint32_t number);
+uint32_t read_numbered(Reader& in, char letter, const char* what);
+
 /// "g0", or "-" for none.
 void append_group(std::string& out, GroupId group);
 GroupId read_group(Reader& in);
@@ -55,10 +59,15 @@ GroupId read_group(Reader& in);
 void append_microbatch(std::string& out, int32_t microbatch);
 int32_t read_microbatch(Reader& in);
 
+/// "# comment", in a column of its own beside the line that starts at `line_start`.
+void append_comment(std::string& out, size_t line_start, std::string_view comment);
+
 /// Lines "group g0 devices 0, 1 replicated" and "bucket layer=3 on g0 f32 numel 64" with one line
-/// a parameter, whose names come from the model or are p0, p1, …
+/// a parameter, whose names come from `model`; without it they are p0, p1, … and the names of
+/// `comments`, where it is given, stand as comments.
 void append_groups(std::string& out, const std::vector<Group>& groups);
-void append_buckets(std::string& out, const std::vector<Bucket>& buckets, const ModelSpec* model);
+void append_buckets(std::string& out, const std::vector<Bucket>& buckets, const ModelSpec* model,
+                    const ModelSpec* comments = nullptr);
 /// After the word `group`; `expected` is the number that it must have.
 Group read_group_line(Reader& in, size_t expected);
 /// After the word `bucket`.

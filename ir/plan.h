@@ -16,11 +16,13 @@ enum class PlanKind : uint8_t {
   Eval,    ///< forward and loss alone, on held-out rows
   Migrate, ///< moves state from one epoch's buckets to the next one's
 };
-const char* to_string(PlanKind kind);
+const char* to_string(PlanKind kind); ///< "train", "eval", "migrate"
+std::optional<PlanKind> parse_plan_kind(std::string_view text);
 
 /// The arrays of a bucket.
 enum class StateKind : uint8_t { Param, Grad, Moment1, Moment2, Step };
 const char* to_string(StateKind kind); ///< "param", "grad", "moment1", "moment2", "step"
+std::optional<StateKind> parse_state_kind(std::string_view text);
 
 /// A contiguous piece of a bucket's array. `begin` counts elements from the bucket's start, also
 /// where a rank keeps only its own range of the array.
@@ -52,7 +54,8 @@ enum class Opcode : uint8_t {
   SendState, ///< `source` to device `device`
   RecvState, ///< `target` from device `device`
 };
-const char* to_string(Opcode opcode);
+const char* to_string(Opcode opcode); ///< as Op, and "copy-state", "send-state", "recv-state"
+std::optional<Opcode> parse_opcode(std::string_view text);
 
 struct Instruction {
   Opcode op = Opcode::Forward;
