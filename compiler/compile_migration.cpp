@@ -1,0 +1,201 @@
+#include "compiler/compile.h"
+
+#include "ir/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+namespace piper::compiler {
+
+using namespace ir;
+
+namespace {
+
+/// Where a parameter is in a set of buckets.
+struct Location {
+  BucketId bucket;
+  int64_t offset = 0;
+};
+
+std::vector<Location> locate(const PlanSet& plans, const ModelSpec& model) {
+  std::vector<Location> locations(model.params.size());
+  for (size_t b = 0; b < plans.buckets.size(); ++b)
+    for (size_t i = 0; i < plans.buckets[b].params.size(); ++i)
+      locations[plans.buckets[b].params[i].value] = {BucketId(b), plans.buckets[b].offsets[i]};
+  return locations;
+}
+
+bool is_moment(StateKind kind) {
+  return kind == StateKind::Moment1 || kind == StateKind::Moment2;
+}
+
+/// One piece of state on its way: `source` on device `from` becomes `target` on device `to`.
+struct Move {
+  DeviceIndex from, to;
+  StateRange source, target;
+};
+
+class Mover {
+public:
+  Mover(const PlanSet& from, const PlanSet& to, const ModelSpec& model)
+      : from_(from), to_(to), model_(model), old_(locate(from, model)), new_(locate(to, model)) {}
+
+  std::vector<Move> moves(const std::vector<StateKind>& kinds) {
+    for (size_t b = 0; b < to_.buckets.size(); ++b) {
+      const Group& group = to_.groups[to_.buckets[b].group.value];
+      for (StateKind kind : kinds)
+        for (size_t rank = 0; rank < group.devices.size(); ++rank)
+          fill(BucketId(b), kind, group.devices[rank], rank);
+    }
+    return std::move(moves_);
+  }
+
+private:
+  /// What `rank` of a bucket's group keeps of its array: all, or its share of a sharded moment.
+  static std::pair<int64_t, int64_t> kept(const PlanSet& plans, const Bucket& bucket,
+                                          StateKind kind, size_t rank) {
+    if (!bucket.shard_optimizer || !is_moment(kind))
+      return {0, bucket.numel};
+    const auto ranks = static_cast<int64_t>(plans.groups[bucket.group.value].devices.size());
+    const int64_t share = bucket.numel / ranks;
+    return {static_cast<int64_t>(rank) * share, (static_cast<int64_t>(rank) + 1) * share};
+  }
+
+  void fill(BucketId id, StateKind kind, DeviceIndex device, size_t rank) {
+    const Bucket& bucket = to_.buckets[id.value];
+    if (kind == StateKind::Step) {
+      const BucketId old = old_[bucket.params.front().value].bucket;
+      add(device, {to_.epoch, id, kind, 0, 1}, old, 0, 1);
+      return;
+    }
+    const auto [begin, end] = kept(to_, bucket, kind, rank);
+    for (size_t i = 0; i < bucket.params.size(); ++i) {
+      const int64_t numel = model_.param(bucket.params[i]).type.numel(0);
+      const int64_t from = std::max(begin, bucket.offsets[i]);
+      const int64_t until = std::min(end, bucket.offsets[i] + numel);
+      if (from >= until)
+        continue;
+      const Location& old = old_[bucket.params[i].value];
+      add(device, {to_.epoch, id, kind, from, until - from}, old.bucket,
+          old.offset + from - bucket.offsets[i], until - from);
+    }
+  }
+
+  /// Splits where the old owners change.
+  void add(DeviceIndex device, StateRange target, BucketId old, int64_t begin, int64_t count) {
+    const Bucket& bucket = from_.buckets[old.value];
+    const Group& group = from_.groups[bucket.group.value];
+    const size_t ranks = group.devices.size();
+    const bool sharded = bucket.shard_optimizer && is_moment(target.kind);
+    while (count > 0) {
+      DeviceIndex source = device;
+      int64_t piece = count;
+      if (sharded) {
+        const int64_t share = bucket.numel / static_cast<int64_t>(ranks);
+        const int64_t owner = begin / share;
+        source = group.devices[owner];
+        piece = std::min(count, (owner + 1) * share - begin);
+      } else if (from_.rank_in(bucket.group, device) < 0) {
+        // Any holder will do: the nearest, and of several receivers each its own.
+        source = *std::min_element(
+            group.devices.begin(), group.devices.end(), [&](DeviceIndex a, DeviceIndex b) {
+              auto distance = [&](DeviceIndex d) { return d > device ? d - device : device - d; };
+              return std::pair(distance(a), a) < std::pair(distance(b), b);
+            });
+      }
+      push({source,
+            device,
+            {from_.epoch, old, target.kind, begin, piece},
+            {target.epoch, target.bucket, target.kind, target.begin, piece}});
+      begin += piece;
+      target.begin += piece;
+      count -= piece;
+    }
+  }
+
+  /// Neighbours in both layouts move as one, the padding between them with it.
+  void push(Move move) {
+    if (!moves_.empty()) {
+      Move& last = moves_.back();
+      const int64_t gap = move.source.begin - last.source.begin - last.source.count;
+      if (last.from == move.from && last.to == move.to && last.source.kind == move.source.kind &&
+          last.source.bucket == move.source.bucket && last.target.bucket == move.target.bucket &&
+          gap >= 0 && gap < kParamAlignment &&
+          move.target.begin - last.target.begin - last.target.count == gap) {
+        last.source.count += gap + move.source.count;
+        last.target.count += gap + move.target.count;
+        return;
+      }
+    }
+    moves_.push_back(move);
+  }
+
+  const PlanSet& from_;
+  const PlanSet& to_;
+  const ModelSpec& model_;
+  std::vector<Location> old_, new_;
+  std::vector<Move> moves_;
+};
+
+} // namespace
+
+Result<PlanSet> compile_migration(const PlanSet& from, const PlanSet& to, const ModelSpec& model,
+                                  const std::vector<StateKind>& kinds) {
+  if (from.model != to.model)
+    return internal_error("state can only move between plans of one model");
+  PlanSet plans;
+  plans.kind = PlanKind::Migrate;
+  plans.epoch = to.epoch;
+  plans.model = to.model;
+  plans.batch = to.batch;
+  plans.buckets = to.buckets;
+  plans.groups = to.groups;
+
+  // A role a device: each has its own moves.
+  std::map<DeviceIndex, RoleId> roles;
+  auto plan_of = [&](DeviceIndex device) -> Plan& {
+    auto [role, added] = roles.try_emplace(device, RoleId(plans.roles.size()));
+    if (added) {
+      plans.roles.push_back({fmt::format("device {}", device), {}});
+      plans.plans.emplace_back();
+    }
+    return plans.plans[role->second.value];
+  };
+  auto emit = [](Plan& plan, const char* stream, Instruction instruction) {
+    auto at = std::find(plan.streams.begin(), plan.streams.end(), stream);
+    if (at == plan.streams.end())
+      at = plan.streams.insert(at, stream);
+    instruction.stream = static_cast<uint32_t>(at - plan.streams.begin());
+    plan.instructions.push_back(std::move(instruction));
+  };
+  for (const Move& move : Mover(from, to, model).moves(kinds)) {
+    Instruction instruction{.op = Opcode::CopyState, .source = move.source, .target = move.target};
+    if (move.from == move.to) {
+      emit(plan_of(move.to), "compute", std::move(instruction));
+      continue;
+    }
+    instruction.edge = EdgeId(plans.edges.size());
+    plans.edges.push_back(fmt::format("{} of {} [{}, +{}) from device {} to {}",
+                                      ir::to_string(move.target.kind),
+                                      to.buckets[move.target.bucket.value].name, move.target.begin,
+                                      move.target.count, move.from, move.to));
+    Instruction send = instruction;
+    send.op = Opcode::SendState;
+    send.device = move.to;
+    emit(plan_of(move.from), "compute", std::move(send));
+    instruction.op = Opcode::RecvState;
+    instruction.device = move.from;
+    emit(plan_of(move.to), "recv", std::move(instruction));
+  }
+  for (const auto& [device, role] : roles)
+    plans.devices[device] = role;
+  plans.world = to.world;
+  if (auto verified = verify(plans, model); !verified.ok())
+    return std::move(verified).error();
+  return plans;
+}
+
+} // namespace piper::compiler

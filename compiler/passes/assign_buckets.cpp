@@ -1,0 +1,271 @@
+#include "compiler/passes/assign_buckets.h"
+
+#include "compiler/buckets.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace piper::compiler {
+
+using namespace ir;
+
+namespace {
+
+/// What `replicate` says of the calls on a group.
+struct Replication {
+  bool shard_optimizer = false;
+  double bucket_mb = 0;
+  int32_t directive = -1;
+};
+
+/// Where each call runs, read off the graph.
+std::vector<GroupId> groups_of_calls(const Graph& graph) {
+  std::vector<GroupId> groups(graph.model->calls.size());
+  for (const RegionPtr& region : graph.regions)
+    for (const Node& node : region->nodes())
+      if (node.id.op == Op::Forward)
+        groups[node.id.subject] = node.id.at;
+  return groups;
+}
+
+Result<std::vector<Replication>> replications(const Graph& graph) {
+  std::vector<Replication> result(graph.model->calls.size());
+  const Strategy& strategy = *graph.strategy;
+  for (size_t d = 0; d < strategy.directives.size(); ++d) {
+    const auto* replicate = std::get_if<Replicate>(&strategy.directives[d].body);
+    if (!replicate)
+      continue;
+    if (replicate->bucket_mb < 0)
+      return user_error("a bucket cannot have a negative size", strategy.describe(d),
+                        "give bucket_size in megabytes, or leave it out");
+    PIPER_TRY(std::vector<CallId> calls, select_calls(graph, d, replicate->filter));
+    for (CallId call : calls)
+      result[call.value] = {replicate->shard_optimizer, replicate->bucket_mb,
+                            static_cast<int32_t>(d)};
+  }
+  return result;
+}
+
+/// The group of a list of devices, added if it is new.
+GroupId intern_group(Graph& graph, std::vector<DeviceIndex> devices, bool replicated) {
+  for (size_t g = 0; g < graph.groups.size(); ++g)
+    if (graph.groups[g].devices == devices)
+      return GroupId(g);
+  graph.groups.push_back({std::move(devices), replicated});
+  return GroupId(graph.groups.size() - 1);
+}
+
+/// Adds buckets, one for each element type among `params`.
+void add_buckets(Graph& graph, const std::string& name, GroupId group, bool shard,
+                 const std::vector<ParamId>& params) {
+  std::map<DType, std::vector<ParamId>> by_type;
+  for (ParamId param : params)
+    by_type[graph.model->param(param).type.dtype].push_back(param);
+  for (auto& [dtype, list] : by_type) {
+    Bucket bucket;
+    bucket.name = by_type.size() > 1 ? name + ":" + to_string(dtype) : name;
+    bucket.group = group;
+    bucket.dtype = dtype;
+    bucket.shard_optimizer = shard;
+    auto align = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
+    for (ParamId param : list) {
+      bucket.params.push_back(param);
+      bucket.offsets.push_back(bucket.numel);
+      bucket.numel += align(graph.model->param(param).type.numel(0), kParamAlignment);
+    }
+    const auto ranks = static_cast<int64_t>(graph.groups[group.value].devices.size());
+    bucket.numel = align(bucket.numel, ranks * kParamAlignment);
+    graph.buckets.push_back(std::move(bucket));
+  }
+}
+
+Result<void> make_buckets(Graph& graph, const std::vector<GroupId>& of_call) {
+  const ModelSpec& model = *graph.model;
+  PIPER_TRY(std::vector<Replication> replication, replications(graph));
+
+  // Who holds each parameter, and the calls that use it.
+  std::vector<std::vector<CallId>> users(model.params.size());
+  for (size_t c = 0; c < model.calls.size(); ++c)
+    for (ParamId param : model.calls[c].params)
+      users[param.value].push_back(CallId(c));
+  auto holders = [&](ParamId param) {
+    std::vector<GroupId> groups;
+    for (CallId call : users[param.value])
+      if (std::find(groups.begin(), groups.end(), of_call[call.value]) == groups.end())
+        groups.push_back(of_call[call.value]);
+    return groups;
+  };
+
+  // Runs of calls that reduce together: by size, then merged where `fuse` says so.
+  struct Run {
+    GroupId group;
+    std::vector<CallId> calls;
+  };
+  std::vector<Run> runs;
+  for (size_t g = 0; g < graph.groups.size(); ++g) {
+    std::vector<CallId> calls;
+    double bucket_mb = 0;
+    for (size_t c = 0; c < of_call.size(); ++c)
+      if (of_call[c] == GroupId(g)) {
+        calls.push_back(CallId(c));
+        bucket_mb = std::max(bucket_mb, replication[c].bucket_mb);
+      }
+    for (auto& run : cut_buckets(model, calls, bucket_mb))
+      runs.push_back({GroupId(g), std::move(run)});
+  }
+  const Strategy& strategy = *graph.strategy;
+  for (size_t d = 0; d < strategy.directives.size(); ++d) {
+    const auto* fuse = std::get_if<Fuse>(&strategy.directives[d].body);
+    const TagMatch* pass = fuse ? find_term(fuse->filter, "PASS") : nullptr;
+    if (!pass || pass->indices != std::vector<TagIndex>{std::string("REDUCE")})
+      continue;
+    PIPER_TRY(std::vector<CallId> calls, select_calls(graph, d, fuse->filter));
+    const std::set<CallId> matched(calls.begin(), calls.end());
+    std::map<GroupId, Run*> target;
+    for (Run& run : runs) {
+      if (!std::all_of(run.calls.begin(), run.calls.end(),
+                       [&](CallId call) { return matched.contains(call); }))
+        continue;
+      auto [entry, first] = target.try_emplace(run.group, &run);
+      if (first)
+        continue;
+      auto& into = entry->second->calls;
+      into.insert(into.end(), run.calls.begin(), run.calls.end());
+      std::sort(into.begin(), into.end());
+      run.calls.clear();
+    }
+    std::erase_if(runs, [](const Run& run) { return run.calls.empty(); });
+  }
+
+  const std::vector<std::string> names = segment_names(model);
+  const std::vector<uint32_t> segments = model.segments();
+  std::vector<ParamId> tied;
+  for (const Run& run : runs) {
+    std::vector<ParamId> params;
+    bool shard = true;
+    for (CallId call : run.calls) {
+      shard &= replication[call.value].shard_optimizer;
+      for (ParamId param : model.call(call).params) {
+        // A parameter goes where its first user is, unless others hold it too.
+        if (holders(param).size() > 1)
+          tied.push_back(param);
+        else if (users[param.value].front() == call &&
+                 std::find(params.begin(), params.end(), param) == params.end())
+          params.push_back(param);
+      }
+    }
+    if (params.empty())
+      continue;
+    const std::string& first = names[segments[run.calls.front().value]];
+    const std::string& last = names[segments[run.calls.back().value]];
+    add_buckets(graph, first == last ? first : first + ".." + last, run.group,
+                shard && graph.groups[run.group.value].devices.size() > 1, params);
+  }
+
+  // One logical parameter on several groups: a bucket over all who hold it, so that its gradients
+  // are summed over them and it is updated alike everywhere.
+  std::sort(tied.begin(), tied.end());
+  tied.erase(std::unique(tied.begin(), tied.end()), tied.end());
+  for (ParamId param : tied) {
+    std::vector<DeviceIndex> devices;
+    for (GroupId group : holders(param))
+      for (DeviceIndex device : graph.groups[group.value].devices)
+        if (std::find(devices.begin(), devices.end(), device) == devices.end())
+          devices.push_back(device);
+    const bool shard =
+        std::all_of(users[param.value].begin(), users[param.value].end(),
+                    [&](CallId call) { return replication[call.value].shard_optimizer; });
+    add_buckets(graph, "tied:" + model.param(param).name,
+                intern_group(graph, std::move(devices), false), shard, {param});
+  }
+  return {};
+}
+
+/// The nodes of one iteration that work on a bucket, and what Commit waits for.
+void add_bucket_nodes(Graph& graph, const std::vector<GroupId>& of_call) {
+  const ModelSpec& model = *graph.model;
+  std::vector<bool> adds(model.calls.size()); // has a Backward that adds to gradients
+  for (const RegionPtr& region : graph.regions)
+    for (const Node& node : region->nodes())
+      if (node.id.op == Op::Backward)
+        adds[node.id.subject] = true;
+
+  std::vector<DeviceIndex> devices;
+  for (const Group& group : graph.groups)
+    devices.insert(devices.end(), group.devices.begin(), group.devices.end());
+  std::sort(devices.begin(), devices.end());
+  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
+  const GroupId world = intern_group(graph, std::move(devices), false);
+  const ValueRef committed{.kind = ValueKind::Committed, .at = world};
+
+  std::vector<std::vector<CallId>> users(model.params.size());
+  for (size_t c = 0; c < model.calls.size(); ++c)
+    for (ParamId param : model.calls[c].params)
+      users[param.value].push_back(CallId(c));
+
+  Node commit;
+  commit.id = {.op = Op::Commit, .at = world};
+  commit.outputs = {committed};
+  std::vector<RegionPtr> regions;
+  for (size_t b = 0; b < graph.buckets.size(); ++b) {
+    const Bucket& bucket = graph.buckets[b];
+    const auto subject = static_cast<uint32_t>(b);
+    std::set<CallId> calls;
+    for (ParamId param : bucket.params)
+      for (CallId call : users[param.value])
+        if (adds[call.value])
+          calls.insert(call);
+    std::vector<ValueRef> grads;
+    for (CallId call : calls)
+      for (int32_t m = 0; m < graph.microbatches; ++m)
+        grads.push_back({.kind = ValueKind::WeightGrad,
+                         .subject = call.value,
+                         .microbatch = m,
+                         .at = of_call[call.value]});
+
+    std::vector<Node> nodes;
+    if (graph.groups[bucket.group.value].devices.size() > 1) {
+      Node reduce;
+      reduce.id = {.op = bucket.shard_optimizer ? Op::ReduceScatter : Op::AllReduce,
+                   .subject = subject,
+                   .at = bucket.group};
+      reduce.inputs = std::move(grads);
+      reduce.outputs = {{.kind = ValueKind::Reduced, .subject = subject, .at = bucket.group}};
+      commit.inputs.push_back(reduce.outputs.front());
+      nodes.push_back(std::move(reduce));
+    } else {
+      commit.inputs.insert(commit.inputs.end(), grads.begin(), grads.end());
+    }
+    Node update;
+    update.id = {.op = Op::Update, .subject = subject, .at = bucket.group};
+    update.inputs = {committed};
+    update.outputs = {{.kind = ValueKind::Updated, .subject = subject, .at = bucket.group}};
+    nodes.push_back(update);
+    if (bucket.shard_optimizer) {
+      Node gather;
+      gather.id = {.op = Op::AllGather, .subject = subject, .at = bucket.group};
+      gather.inputs = update.outputs;
+      nodes.push_back(std::move(gather));
+    }
+    regions.push_back(std::make_shared<Region>("bucket " + bucket.name, std::move(nodes)));
+  }
+  // A call that feeds several buckets is named once.
+  std::sort(commit.inputs.begin(), commit.inputs.end());
+  commit.inputs.erase(std::unique(commit.inputs.begin(), commit.inputs.end()), commit.inputs.end());
+  graph.regions.insert(graph.regions.end(), regions.begin(), regions.end());
+  graph.regions.push_back(std::make_shared<Region>("commit", std::vector<Node>{std::move(commit)}));
+}
+
+} // namespace
+
+Result<Graph> assign_buckets(const CompileOptions& options, const Graph& placed) {
+  Graph graph = placed;
+  const std::vector<GroupId> of_call = groups_of_calls(placed);
+  PIPER_CHECK_OK(make_buckets(graph, of_call));
+  if (options.kind == PlanKind::Train)
+    add_bucket_nodes(graph, of_call);
+  return graph;
+}
+
+} // namespace piper::compiler

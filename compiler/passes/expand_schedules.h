@@ -1,0 +1,13 @@
+// Expands `schedule` directives into the directives that the named builder makes for this model.
+#pragma once
+
+#include "ir/model_spec.h"
+#include "ir/strategy.h"
+
+namespace piper::compiler {
+
+/// The strategy without any Schedule in it. Errors name the directive and what is wrong with its
+/// expression.
+Result<ir::Strategy> expand_schedules(const ir::ModelSpec& model, const ir::Strategy& strategy);
+
+} // namespace piper::compiler

@@ -1,0 +1,331 @@
+#include "compiler/passes/fuse.h"
+
+#include "compiler/passes/node_selector.h"
+
+#include <algorithm>
+
+namespace piper::compiler {
+
+using namespace ir;
+
+namespace {
+
+/// One microbatch: its nodes by call, and the runs into which `fuse` gathers them. A run is named
+/// by its first call, as is a chunk; a call without a node (no Backward) is in no run.
+struct Microbatch {
+  std::vector<const Node*> forward, backward;
+  std::vector<CallId> forward_run, backward_run, chunk;
+
+  const Node* node(Op op, size_t call) const {
+    return op == Op::Forward ? forward[call] : backward[call];
+  }
+  const std::vector<CallId>& runs(Op op) const {
+    return op == Op::Forward ? forward_run : backward_run;
+  }
+  std::vector<CallId>& runs(Op op) { return op == Op::Forward ? forward_run : backward_run; }
+};
+
+void add_once(std::vector<ValueRef>& list, const ValueRef& ref) {
+  if (std::find(list.begin(), list.end(), ref) == list.end())
+    list.push_back(ref);
+}
+
+class Fuser {
+public:
+  explicit Fuser(const Graph& graph);
+  Result<void> find_runs(const CompileOptions& options);
+  void cut_chunks();
+  Graph rewrite() const;
+
+private:
+  std::vector<CallId> run_calls(const Microbatch& m, Op op, CallId run) const;
+  std::vector<std::vector<CallId>> run_chunks(const Microbatch& m, Op op, CallId run) const;
+  std::vector<ValueRef> outer_parts(const Microbatch& m, int32_t mb, uint32_t value) const;
+  ValueRef outer_gradient(const Microbatch& m, int32_t mb, uint32_t value) const;
+  Node forward_node(int32_t mb, CallId run) const;
+  Node backward_node(int32_t mb, CallId run) const;
+  void merge_edges(const Microbatch& m, const std::vector<CallId>& calls, Node& node) const;
+
+  const Graph& graph_;
+  const ModelSpec& model_;
+  NodeSelector selector_;
+  std::vector<Microbatch> microbatches_;
+  std::vector<std::vector<CallId>> readers_;     ///< with a backward, of each value, in order
+  std::vector<std::vector<CallId>> all_readers_; ///< of each value, in order
+};
+
+Fuser::Fuser(const Graph& graph) : graph_(graph), model_(*graph.model), selector_(graph) {
+  const size_t calls = model_.calls.size();
+  microbatches_.resize(graph.microbatches);
+  for (Microbatch& m : microbatches_)
+    for (Op op : {Op::Forward, Op::Backward}) {
+      (op == Op::Forward ? m.forward : m.backward).resize(calls);
+      m.runs(op).resize(calls);
+    }
+  for (const Node* node : selector_.index().nodes()) {
+    if (node->id.op != Op::Forward && node->id.op != Op::Backward)
+      continue;
+    Microbatch& m = microbatches_[node->microbatch()];
+    const uint32_t call = node->id.subject;
+    (node->id.op == Op::Forward ? m.forward : m.backward)[call] = node;
+    m.runs(node->id.op)[call] = CallId(call);
+  }
+  readers_.resize(model_.values.size());
+  all_readers_.resize(model_.values.size());
+  for (size_t c = 0; c < calls; ++c) {
+    for (ValueId v : model_.calls[c].inputs)
+      all_readers_[v.value].push_back(CallId(c));
+    if (const Node* backward = microbatches_[0].backward[c])
+      for (const ValueRef& ref : backward->outputs)
+        if (ref.kind == ValueKind::Gradient || ref.kind == ValueKind::GradientPart)
+          readers_[ref.subject].push_back(CallId(c));
+  }
+}
+
+Result<void> Fuser::find_runs(const CompileOptions& options) {
+  const Strategy& strategy = *graph_.strategy;
+  for (size_t d = 0; d < strategy.directives.size(); ++d) {
+    const auto* fuse = std::get_if<Fuse>(&strategy.directives[d].body);
+    const TagMatch* pass = fuse ? find_term(fuse->filter, "PASS") : nullptr;
+    if (!fuse || (pass && pass->indices == std::vector<TagIndex>{std::string("REDUCE")}))
+      continue; // those are buckets'
+    auto selected = selector_.select(d, fuse->filter);
+    if (!selected.ok()) {
+      if (options.kind == PlanKind::Eval)
+        continue; // it names backwards, which an evaluation has none of
+      return std::move(selected).error();
+    }
+    // The list is by microbatch, pass and call, so candidates are neighbours in it.
+    const std::vector<const Node*>& nodes = *selected;
+    for (size_t i = 1; i < nodes.size(); ++i) {
+      const Node &a = *nodes[i - 1], &b = *nodes[i];
+      if (a.id.op != b.id.op || a.microbatch() != b.microbatch() || a.id.at != b.id.at ||
+          a.stream != b.stream)
+        continue;
+      Microbatch& m = microbatches_[a.microbatch()];
+      bool adjacent = true; // nothing of this pass lies between them in the model
+      for (size_t c = a.id.subject + 1; c < b.id.subject; ++c)
+        adjacent &= a.id.op == Op::Backward && !m.backward[c];
+      if (!adjacent)
+        continue;
+      auto& runs = m.runs(a.id.op);
+      const CallId from = runs[b.id.subject], to = runs[a.id.subject];
+      for (size_t c = b.id.subject; c < runs.size() && (!runs[c] || runs[c] == from); ++c)
+        if (runs[c])
+          runs[c] = to;
+    }
+  }
+  return {};
+}
+
+/// A forward run is cut where the backwards of its calls belong to different runs; calls without a
+/// backward stay with those before them.
+void Fuser::cut_chunks() {
+  for (Microbatch& m : microbatches_) {
+    m.chunk.resize(model_.calls.size());
+    CallId run, backward, chunk;
+    for (size_t c = 0; c < m.chunk.size(); ++c) {
+      if (m.forward_run[c] != run) {
+        run = m.forward_run[c];
+        backward = CallId();
+        chunk = CallId(c);
+      }
+      if (m.backward_run[c] && backward && m.backward_run[c] != backward)
+        chunk = CallId(c);
+      if (m.backward_run[c])
+        backward = m.backward_run[c];
+      m.chunk[c] = chunk;
+    }
+  }
+}
+
+std::vector<CallId> Fuser::run_calls(const Microbatch& m, Op op, CallId run) const {
+  std::vector<CallId> calls;
+  const auto& runs = m.runs(op);
+  for (size_t c = run.value; c < runs.size() && (!runs[c] || runs[c] == run); ++c)
+    if (runs[c])
+      calls.push_back(CallId(c));
+  return calls;
+}
+
+/// The chunks that hold the run's calls, whole: forward and backward name the same ones.
+std::vector<std::vector<CallId>> Fuser::run_chunks(const Microbatch& m, Op op, CallId run) const {
+  std::vector<std::vector<CallId>> chunks;
+  CallId last;
+  for (CallId call : run_calls(m, op, run)) {
+    const CallId chunk = m.chunk[call.value];
+    if (chunk == last)
+      continue;
+    last = chunk;
+    chunks.emplace_back();
+    for (size_t c = chunk.value; c < m.chunk.size() && m.chunk[c] == chunk; ++c)
+      chunks.back().push_back(CallId(c));
+  }
+  return chunks;
+}
+
+/// What flows into the gradient of a value from other runs than the one that makes it, in the order
+/// in which Add sums: last reader first. A run of readers gives one part, named by its first.
+std::vector<ValueRef> Fuser::outer_parts(const Microbatch& m, int32_t mb, uint32_t value) const {
+  std::vector<ValueRef> parts;
+  const auto& readers = readers_[value];
+  const CallId home = m.backward_run[model_.values[value].producer.value];
+  CallId last;
+  for (size_t i = readers.size(); i-- > 0;) {
+    const CallId run = m.backward_run[readers[i].value];
+    if (run == home)
+      continue; // summed inside
+    if (run != last)
+      parts.push_back({.kind = ValueKind::GradientPart,
+                       .subject = value,
+                       .part = readers[i].value,
+                       .microbatch = mb,
+                       .at = selector_.group(readers[i])});
+    parts.back().part = readers[i].value;
+    last = run;
+  }
+  return parts;
+}
+
+/// What the run that makes the value reads as its gradient: the only outer part under the name of
+/// the whole, or the sum at its home.
+ValueRef Fuser::outer_gradient(const Microbatch& m, int32_t mb, uint32_t value) const {
+  const std::vector<ValueRef> parts = outer_parts(m, mb, value);
+  return {.kind = ValueKind::Gradient,
+          .subject = value,
+          .microbatch = mb,
+          .at = parts.size() == 1 ? parts.front().at
+                                  : selector_.group(model_.values[value].producer)};
+}
+
+/// Temporal edges of all members, with merged nodes under their new names.
+void Fuser::merge_edges(const Microbatch& m, const std::vector<CallId>& calls, Node& node) const {
+  node.after.clear();
+  for (CallId call : calls)
+    for (TemporalEdge edge : m.node(node.id.op, call.value)->after) {
+      if (edge.before.op == Op::Forward || edge.before.op == Op::Backward) {
+        const Microbatch& other = microbatches_[edge.before.microbatch];
+        edge.before.subject = other.runs(edge.before.op)[edge.before.subject].value;
+      }
+      if (edge.before != node.id &&
+          std::find(node.after.begin(), node.after.end(), edge) == node.after.end())
+        node.after.push_back(edge);
+    }
+}
+
+Node Fuser::forward_node(int32_t mb, CallId run) const {
+  const Microbatch& m = microbatches_[mb];
+  const std::vector<CallId> calls = run_calls(m, Op::Forward, run);
+  Node node = *m.forward[run.value];
+  node.chunks = run_chunks(m, Op::Forward, run);
+  node.inputs.clear();
+  node.outputs.clear();
+  for (const auto& chunk : node.chunks)
+    if (std::any_of(chunk.begin(), chunk.end(),
+                    [&](CallId c) { return m.backward[c.value] != nullptr; }))
+      node.outputs.push_back({.kind = ValueKind::Saved,
+                              .subject = chunk.front().value,
+                              .microbatch = mb,
+                              .at = node.id.at});
+  auto inside = [&](CallId call) { return m.forward_run[call.value] == run; };
+  for (CallId call : calls) {
+    for (const ValueRef& ref : m.forward[call.value]->inputs)
+      if (const CallId producer = model_.values[ref.subject].producer;
+          !producer || !inside(producer))
+        add_once(node.inputs, ref);
+    for (const ValueRef& ref : m.forward[call.value]->outputs) {
+      if (ref.kind != ValueKind::Activation)
+        continue;
+      const auto& readers = all_readers_[ref.subject];
+      if (ref.subject == model_.loss.value || !std::all_of(readers.begin(), readers.end(), inside))
+        node.outputs.push_back(ref);
+    }
+  }
+  merge_edges(m, calls, node);
+  return node;
+}
+
+Node Fuser::backward_node(int32_t mb, CallId run) const {
+  const Microbatch& m = microbatches_[mb];
+  const std::vector<CallId> calls = run_calls(m, Op::Backward, run);
+  Node node = *m.backward[run.value];
+  node.chunks = run_chunks(m, Op::Backward, run);
+  node.inputs.clear();
+  node.outputs.clear();
+  for (const auto& chunk : node.chunks)
+    node.inputs.push_back({.kind = ValueKind::Saved,
+                           .subject = chunk.front().value,
+                           .microbatch = mb,
+                           .at = node.id.at});
+  std::vector<ValueRef> grads;
+  for (CallId call : calls) {
+    for (const ValueRef& ref : m.backward[call.value]->inputs)
+      if (ref.kind == ValueKind::Gradient) {
+        if (ref.subject == model_.loss.value)
+          add_once(node.inputs, ref);
+        else if (!outer_parts(m, mb, ref.subject).empty())
+          add_once(node.inputs, outer_gradient(m, mb, ref.subject));
+      }
+    for (const ValueRef& ref : m.backward[call.value]->outputs) {
+      if (ref.kind == ValueKind::WeightGrad) {
+        grads.push_back(ref);
+        continue;
+      }
+      const CallId producer = model_.values[ref.subject].producer;
+      if (producer && m.backward_run[producer.value] == run)
+        continue; // summed inside
+      const std::vector<ValueRef> parts = outer_parts(m, mb, ref.subject);
+      if (parts.size() == 1) {
+        add_once(node.outputs, outer_gradient(m, mb, ref.subject));
+        continue;
+      }
+      for (const ValueRef& part : parts)
+        if (m.backward_run[part.part] == run)
+          add_once(node.outputs, part);
+    }
+  }
+  node.outputs.insert(node.outputs.end(), grads.begin(), grads.end());
+  merge_edges(m, calls, node);
+  return node;
+}
+
+Graph Fuser::rewrite() const {
+  return map_regions(graph_, [&](const Region& region) {
+    std::vector<Node> nodes;
+    for (const Node& node : region.nodes()) {
+      const CallId call(node.id.subject);
+      switch (node.id.op) {
+      case Op::Forward:
+        if (microbatches_[node.microbatch()].forward_run[call.value] == call)
+          nodes.push_back(forward_node(node.microbatch(), call));
+        break;
+      case Op::Backward:
+        if (microbatches_[node.microbatch()].backward_run[call.value] == call)
+          nodes.push_back(backward_node(node.microbatch(), call));
+        break;
+      case Op::Add: {
+        const int32_t mb = node.microbatch();
+        Node add = node;
+        add.inputs = outer_parts(microbatches_[mb], mb, node.id.subject);
+        if (add.inputs.size() > 1)
+          nodes.push_back(std::move(add));
+        break;
+      }
+      default:
+        nodes.push_back(node);
+      }
+    }
+    return nodes;
+  });
+}
+
+} // namespace
+
+Result<Graph> fuse(const CompileOptions& options, const Graph& graph) {
+  Fuser fuser(graph);
+  PIPER_CHECK_OK(fuser.find_runs(options));
+  fuser.cut_chunks();
+  return fuser.rewrite();
+}
+
+} // namespace piper::compiler
