@@ -2,4 +2,8 @@
 #include "examples/models/registry.h"
 #include "tools/piper/main.h"
 
-int main(int argc, char** argv) { return piper::main(argc, argv, piper::models::registry()); }
+int main(int argc, char** argv) {
+  piper::Registry registry;
+  registry.add("gpt", piper::models::make_gpt).add("mlp", piper::models::make_mlp);
+  return piper::main(argc, argv, registry);
+}

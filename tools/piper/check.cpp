@@ -5,7 +5,7 @@
 #include "tools/piper/verbs.h"
 #include "tools/piper/workers.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -69,8 +69,8 @@ Result<Comparison> compare(const Trained& reference, const Trained& tested) {
   for (size_t i = 0; i < reference.losses.size(); ++i) {
     const double expected = reference.losses[i];
     result.bitwise = result.bitwise && tested.losses[i] == expected;
-    result.worst_loss = std::max(
-        result.worst_loss, finite_or_infinite(std::abs(tested.losses[i] / expected - 1)));
+    result.worst_loss =
+        std::max(result.worst_loss, finite_or_infinite(std::abs(tested.losses[i] / expected - 1)));
   }
   for (const auto& [name, expected] : reference.parameters) {
     const auto found = tested.parameters.find(name);

@@ -4,7 +4,7 @@
 #include "tools/piper/table.h"
 #include "tools/piper/verbs.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -46,8 +46,7 @@ Result<void> run_compile(const Registry& registry, CLI::App& verb, CompileFlags&
   if (flags.statistics) {
     Table table({"pass", "ms", "nodes"});
     for (const auto& pass : compiled.passes)
-      table.row(
-          {pass.name, fmt::format("{:.2f}", pass.seconds * 1e3), std::to_string(pass.nodes)});
+      table.row({pass.name, fmt::format("{:.2f}", pass.seconds * 1e3), std::to_string(pass.nodes)});
     std::fputs(table.to_string().c_str(), stderr);
   }
   return {};

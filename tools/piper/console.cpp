@@ -1,6 +1,6 @@
 #include "tools/piper/console.h"
 
-#include "tools/piper/table.h"
+#include "tools/piper/numbers.h"
 
 #include <fmt/format.h>
 
@@ -42,10 +42,9 @@ void Console::progress(const StepResult& step, int64_t total) {
     std::fflush(stdout);
     return;
   }
-  seconds_per_iteration_ = seconds_per_iteration_ == 0
-                               ? step.seconds
-                               : seconds_per_iteration_ * (1 - kSmoothing) +
-                                     step.seconds * kSmoothing;
+  seconds_per_iteration_ = seconds_per_iteration_ == 0 ? step.seconds
+                                                       : seconds_per_iteration_ * (1 - kSmoothing) +
+                                                             step.seconds * kSmoothing;
   const int64_t done = step.iteration + 1;
   const auto filled = static_cast<size_t>(done * kBarWidth / total);
   fmt::print("{}[{}{}] {}/{}  loss {:.4f}  {:.0f} tokens/s  {} left", kClearLine,

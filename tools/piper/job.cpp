@@ -48,10 +48,12 @@ std::vector<std::string> as_arguments(const nlohmann::json& value) {
 } // namespace
 
 void Job::add_model_flags(CLI::App& verb) {
+  // So that a script's flags can be followed by a user's.
+  verb.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   const auto number = [&](const std::string& flag, const std::string& help) {
     verb.add_option_function<int64_t>(
-            "--" + flag,
-            [this, key = key_of(flag)](const int64_t& value) { config_[key] = value; }, help)
+            "--" + flag, [this, key = key_of(flag)](const int64_t& value) { config_[key] = value; },
+            help)
         ->group("Model");
   };
   const auto text = [&](const std::string& flag, const std::string& help) {
@@ -61,17 +63,26 @@ void Job::add_model_flags(CLI::App& verb) {
             [this, key = key_of(flag)](const std::string& value) { config_[key] = value; }, help)
         ->group("Model");
   };
-  verb.add_option("--model", model_name, "Name of the model")->group("Model")->capture_default_str();
+  verb.add_option("--model", model_name, "Name of the model")
+      ->group("Model")
+      ->capture_default_str();
+  const auto flag = [&](const std::string& name, const std::string& help) {
+    verb.add_flag_callback(
+            "--" + name, [this, name] { config_[name] = true; }, help)
+        ->group("Model");
+  };
   number("layers", "Layers");
-  number("d-model", "Width of the model");
-  number("heads", "Attention heads");
-  number("seq", "Tokens of a sample");
-  number("vocab", "Different tokens");
   number("batch", "Samples of one iteration over all devices");
-  verb.add_flag_callback("--tied", [this] { config_["tied"] = true; },
-                         "One matrix for embedding and head")
-      ->group("Model");
-  text("data", "Text to train on (default: the licenses that every Debian has)");
+  number("d-model", "gpt: width");
+  number("heads", "gpt: attention heads");
+  number("seq", "gpt: tokens of a sample");
+  number("vocab", "gpt: different tokens");
+  flag("tied", "gpt: one matrix for embedding and head");
+  number("d-in", "mlp: width of the input");
+  number("d-hidden", "mlp: width of the layers");
+  number("d-out", "mlp: width of the output");
+  flag("skip", "mlp: connections that jump over two layers");
+  text("data", "gpt: text to train on (default: the licenses that every Debian has)");
   text("dtype", "float32 or float64")->check(CLI::IsMember({"float32", "float64"}));
   verb.add_option_function<uint64_t>(
           "--seed",
@@ -90,13 +101,8 @@ void Job::add_strategy_flags(CLI::App& verb) {
   verb.add_option("--strategy", strategy_,
                   "JSON file, or names of builders: single, dp:2, 1f1b:4, dp:2x1f1b:2")
       ->group("Strategy");
-  verb.add_option_function<int64_t>(
-          "--microbatches",
-          [this](const int64_t& value) {
-            microbatches_ = value;
-            config_["microbatches"] = value;
-          },
-          "Of the whole batch, for named builders and for the order of samples")
+  verb.add_option("--microbatches", microbatches_,
+                  "Of the whole batch, for named builders; also cuts the gpt's samples into parts")
       ->check(CLI::PositiveNumber)
       ->group("Strategy");
   verb.add_option("--devices", devices, "Devices of the job (default: those the strategy names)")
@@ -159,6 +165,13 @@ Result<void> Job::read_config(CLI::App& verb) {
         }
       }
     }
+  }
+  if (model_name == "gpt") {
+    // The same parts as PyTorch users' microbatches, whatever the strategy cuts the batch into.
+    if (microbatches_ > 0 && !config_.contains("sample_microbatches"))
+      config_["sample_microbatches"] = microbatches_;
+    if (session_.eval_every > 0)
+      config_["holdout"] = true;
   }
   return {};
 }

@@ -26,12 +26,14 @@ int main(int argc, char** argv, const Registry& registry) {
   cli::add_check(program, registry, exit_code);
   cli::add_ctl(program, exit_code);
   cli::add_worker(program, registry, exit_code);
-  cli::add_bench(program, registry, exit_code);
+  cli::add_bench(program, exit_code);
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Prints help, the version, or what was wrong.
     return program.exit(error) == 0 ? cli::kDone : cli::kWrongInput;
+  } catch (const std::exception& error) { // of a library below: memory, a file system
+    return cli::fail(internal_error(error.what()));
   }
   return exit_code;
 }

@@ -1,15 +1,14 @@
 #include "tools/piper/processes.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
-#include <memory>
 #include <mutex>
+#include <thread>
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -70,9 +69,8 @@ Result<void> run(const std::string& program, const std::vector<std::string>& arg
 } // namespace
 
 std::string describe_exit(int wait_status) {
-  return WIFSIGNALED(wait_status)
-             ? fmt::format("was killed by signal {}", WTERMSIG(wait_status))
-             : fmt::format("exited with {}", WEXITSTATUS(wait_status));
+  return WIFSIGNALED(wait_status) ? fmt::format("was killed by signal {}", WTERMSIG(wait_status))
+                                  : fmt::format("exited with {}", WEXITSTATUS(wait_status));
 }
 
 struct Processes::Child {
@@ -82,6 +80,8 @@ struct Processes::Child {
   bool ended = false;
   std::thread reaper;
 };
+
+Processes::Processes() = default;
 
 Result<void> Processes::start_self(const std::vector<std::string>& arguments) {
   PIPER_TRY(const pid_t pid, start(kSelf, arguments, STDERR_FILENO));
@@ -114,7 +114,9 @@ Processes::~Processes() {
   }
 }
 
-Result<void> run_self(const std::vector<std::string>& arguments) { return run(kSelf, arguments); }
+Result<void> run_self(const std::vector<std::string>& arguments) {
+  return run(kSelf, arguments);
+}
 
 Result<void> run_program(const std::vector<std::string>& command) {
   return run(command.front(), {command.begin() + 1, command.end()});

@@ -3,8 +3,8 @@
 
 #include "ir/result.h"
 
+#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <sys/types.h>
@@ -21,7 +21,7 @@ std::string describe_exit(int wait_status);
 /// to handle) and is reaped as soon as it ends: others must not take a zombie for a live peer.
 class Processes {
 public:
-  Processes() = default;
+  Processes();
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
   /// Gives the children a moment to end by themselves, then kills and reaps them.

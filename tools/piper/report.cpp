@@ -1,5 +1,6 @@
 #include "tools/piper/report.h"
 
+#include "tools/piper/numbers.h"
 #include "tools/piper/table.h"
 
 #include <fmt/format.h>
@@ -13,14 +14,6 @@ namespace piper::cli {
 namespace {
 
 constexpr int64_t kAround = 3; ///< iterations shown before and after a change
-
-double median(std::vector<double> values) {
-  if (values.empty())
-    return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 /// Busy and idle seconds of all devices so far.
 std::pair<double, double> device_seconds(const Metrics& metrics) {
@@ -42,7 +35,8 @@ double bubble(double busy_seconds, double idle_seconds) {
 std::string Report::to_json() const {
   using nlohmann::json;
   const Metrics metrics = ends_.empty() ? Metrics{} : ends_.back();
-  json out = {{"iterations", json::array()}, {"changes", json::array()}, {"devices", json::array()}};
+  json out = {
+      {"iterations", json::array()}, {"changes", json::array()}, {"devices", json::array()}};
   for (const auto& step : steps_) {
     out["iterations"].push_back({{"iteration", step.iteration},
                                  {"loss", step.loss},
@@ -92,9 +86,8 @@ std::string Report::to_table() const {
   auto begin = steps_.begin();
   double busy_before = 0, idle_before = 0;
   for (const Metrics& end_of_epoch : ends_) {
-    const auto end = std::find_if(begin, steps_.end(), [&](const StepResult& step) {
-      return step.epoch != begin->epoch;
-    });
+    const auto end = std::find_if(
+        begin, steps_.end(), [&](const StepResult& step) { return step.epoch != begin->epoch; });
     if (begin == end)
       break;
     std::vector<double> speeds;

@@ -30,7 +30,8 @@ public:
   ///   error              why the run failed; absent if it did not
   std::string to_json() const;
   Result<void> write(const std::string& path) const;
-  /// A row a strategy: iterations, loss, speed, bubble; then the changes and the losses around them.
+  /// A row a strategy: iterations, loss, speed, bubble; then the changes and the losses around
+  /// them.
   std::string to_table() const;
 
 private:

@@ -21,9 +21,4 @@ private:
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// "3.4 MB", "512 B"
-std::string human_bytes(double bytes);
-/// "1:02:03", "0:12"
-std::string human_duration(double seconds);
-
 } // namespace piper::cli

@@ -2,8 +2,8 @@
 #include "tools/piper/job.h"
 #include "tools/piper/processes.h"
 #include "tools/piper/report.h"
-#include "tools/piper/workers.h"
 #include "tools/piper/verbs.h"
+#include "tools/piper/workers.h"
 
 #include <fmt/format.h>
 
@@ -100,8 +100,8 @@ Result<void> train(Session& session, const TrainFlags& flags,
     if (last || done < leg_end) // the latter: somebody asked us to stop
       break;
     if (const auto applied = pending.get(); applied.ok()) {
-      console.line(fmt::format("{} -> {} at iteration {}", applied->from, applied->to,
-                               applied->iteration));
+      console.line(
+          fmt::format("{} -> {} at iteration {}", applied->from, applied->to, applied->iteration));
     } else { // the old plan goes on; the exit code will tell
       console.line(fmt::format("the change at iteration {} failed: {}", leg_end,
                                applied.error().to_string()));
@@ -128,9 +128,8 @@ Result<void> run_train(const Registry& registry, CLI::App& verb, TrainFlags& fla
                         "--at");
     changes.push_back(std::move(change));
   }
-  std::stable_sort(changes.begin(), changes.end(), [](const auto& a, const auto& b) {
-    return a.iteration < b.iteration;
-  });
+  std::stable_sort(changes.begin(), changes.end(),
+                   [](const auto& a, const auto& b) { return a.iteration < b.iteration; });
 
   // A strategy that does not fit the model is told now and not at iteration 1000.
   std::vector<ir::Strategy> all{strategy};
@@ -171,6 +170,7 @@ void add_train(CLI::App& program, const Registry& registry, int& exit_code) {
   flags->job.add_session_flags(*verb);
   verb->add_option("--at", flags->at,
                    "ITER=STRATEGY: change the strategy right before this iteration; repeatable")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->allow_extra_args(false)
       ->group("Strategy");
   verb->add_option("--iters", flags->iterations, "Iterations")

@@ -1,0 +1,95 @@
+#include "tools/bench/train.h"
+#include "tools/piper/verbs.h"
+
+#include <filesystem>
+
+namespace piper::cli {
+
+namespace {
+
+/// The Python that tools/setup installed.
+std::string setup_python() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
+  std::string cache = variable("PIPER_CACHE");
+  if (cache.empty())
+    cache = (variable("XDG_CACHE_HOME").empty() ? variable("HOME") + "/.cache"
+                                                : variable("XDG_CACHE_HOME")) +
+            "/piper";
+  return cache + "/venv/bin/python";
+}
+
+struct TrainBenchFlags {
+  TrainBenchmark benchmark;
+  std::string against, peer_script, size = "full";
+};
+
+Result<void> run_train_bench(const CLI::App& verb, TrainBenchFlags& flags) {
+  TrainBenchmark& b = flags.benchmark;
+  if (flags.size == "tiny") { // where the runtime is what counts; flags still win
+    const auto set = [&](const char* flag, int64_t& value, int64_t tiny) {
+      if (verb.count(flag) == 0)
+        value = tiny;
+    };
+    set("--layers", b.layers, 4);
+    set("--d-model", b.d_model, 32);
+    set("--heads", b.heads, 4);
+    set("--seq", b.seq, 8);
+    set("--iters", b.iterations, 100);
+    set("--warmup", b.warmup, 20);
+  }
+  if (b.warmup >= b.iterations)
+    return user_error("no iteration is left after the warm-up", "--warmup");
+  if (!flags.against.empty()) {
+    b.peer_script = flags.peer_script;
+    if (const char* folder = std::getenv("PIPER_PEERS"); folder && b.peer_script.empty())
+      b.peer_script = std::string(folder) + "/peers.py";
+    if (b.peer_script.empty() || !std::filesystem::is_regular_file(b.peer_script))
+      return user_error("the PyTorch script to compare with is missing", "--peer",
+                        "give it with --peer FILE, or its folder in PIPER_PEERS");
+  }
+  return bench_train(b);
+}
+
+void add_train_bench(CLI::App& bench, int& exit_code) {
+  auto* verb = bench.add_subcommand("train", "Tokens per second, alone or beside PyTorch");
+  auto flags = std::make_shared<TrainBenchFlags>();
+  TrainBenchmark& b = flags->benchmark;
+  b.python = setup_python();
+  verb->option_defaults()->always_capture_default();
+  verb->add_option("--strategies", b.strategies, "Comma separated")->delimiter(',');
+  verb->add_option("--size", flags->size, "full or tiny, where the flags below do not say")
+      ->check(CLI::IsMember({"full", "tiny"}));
+  verb->add_option("--layers", b.layers);
+  verb->add_option("--d-model", b.d_model);
+  verb->add_option("--heads", b.heads);
+  verb->add_option("--seq", b.seq);
+  verb->add_option("--batch", b.batch);
+  verb->add_option("--microbatches", b.microbatches);
+  verb->add_option("--dtype", b.dtype)->check(CLI::IsMember({"float32", "float64"}));
+  verb->add_option("--iters", b.iterations, "With the warm-up");
+  verb->add_option("--warmup", b.warmup, "Iterations that do not count");
+  verb->add_option("--rounds", b.rounds, "Runs of each, in turn")->check(CLI::PositiveNumber);
+  verb->add_option("--processes", b.processes, "Processes of ours")->check(CLI::PositiveNumber);
+  verb->add_option("--against", flags->against, "Compare with pytorch")
+      ->check(CLI::IsMember({"pytorch"}));
+  verb->add_option("--peer", flags->peer_script,
+                   "The script that trains in PyTorch (default: $PIPER_PEERS/peers.py)");
+  verb->add_option("--python", b.python, "A Python that has PyTorch");
+  verb->callback([verb, flags, &exit_code] {
+    const auto result = run_train_bench(*verb, *flags);
+    exit_code = result.ok() ? kDone : fail(result.error());
+  });
+}
+
+} // namespace
+
+void add_bench(CLI::App& program, int& exit_code) {
+  auto* verb = program.add_subcommand("bench", "Measure the runtime");
+  verb->require_subcommand(1);
+  add_train_bench(*verb, exit_code);
+}
+
+} // namespace piper::cli
