@@ -20,14 +20,17 @@ void append_ids(std::string& out, char letter, const std::vector<IdType>& ids) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (i)
       out += ", ";
-    text::append_numbered(out, letter, ids[i].value);
+    if (ids[i])
+      text::append_numbered(out, letter, ids[i].value);
+    else
+      out += '-';
   }
 }
 
 template <class IdType> std::vector<IdType> read_ids(Reader& in, char letter, const char* what) {
   std::vector<IdType> out;
   do {
-    out.push_back(IdType(text::read_numbered(in, letter, what)));
+    out.push_back(in.accept("-") ? IdType() : IdType(text::read_numbered(in, letter, what)));
   } while (in.accept(","));
   return out;
 }
