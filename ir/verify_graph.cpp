@@ -127,12 +127,24 @@ private:
         nodes_.push_back(&node);
         if (!by_id_.emplace(node.id, number).second)
           return wrong(node, "two nodes have this id");
+        if (node.id.op == Op::Forward)
+          for (const auto& chunk : node.chunks)
+            if (!chunk.empty())
+              forward_chunks_.emplace(chunk_id(node, chunk), &chunk);
         for (const ValueRef& output : node.outputs)
           if (auto [other, fresh] = producer_.emplace(output, number); !fresh)
             return wrong(node, fmt::format("{} is made twice: {} makes it too", graph_.name(output),
                                            graph_.name(nodes_[other->second]->id)));
       }
     return {};
+  }
+
+  /// The forward of its first call, were it not fused.
+  static NodeId chunk_id(const Node& node, const std::vector<CallId>& chunk) {
+    return {.op = Op::Forward,
+            .subject = chunk[0].value,
+            .microbatch = node.id.microbatch,
+            .at = node.id.at};
   }
 
   size_t subjects(ValueKind kind) const {
@@ -238,17 +250,21 @@ private:
         last = call;
       }
     }
-    if (node.chunks.empty() || node.chunks[0][0].value != node.id.subject)
+    // A backward may begin with a call that has none of its own, in a chunk with one that has.
+    const CallId name(node.id.subject);
+    if (node.chunks.empty() ||
+        (node.id.op == Op::Forward ? node.chunks[0][0] != name
+                                   : std::find(node.chunks[0].begin(), node.chunks[0].end(),
+                                               name) == node.chunks[0].end()))
       return wrong(node, "its first chunk does not start with the call that names it");
-    if (node.id.op == Op::Backward) {
-      NodeId forward = node.id;
-      forward.op = Op::Forward;
-      auto found = by_id_.find(forward);
-      if (found == by_id_.end())
-        return wrong(node, "there is no forward of its microbatch");
-      if (nodes_[found->second]->chunks != node.chunks)
-        return wrong(node, "its chunks differ from those of the forward of its microbatch");
-    }
+    if (node.id.op == Op::Backward)
+      for (const auto& chunk : node.chunks) {
+        auto found = forward_chunks_.find(chunk_id(node, chunk));
+        if (found == forward_chunks_.end())
+          return wrong(node, "there is no forward of its microbatch");
+        if (*found->second != chunk)
+          return wrong(node, "its chunks differ from those of the forward of its microbatch");
+      }
     return {};
   }
 
@@ -400,6 +416,7 @@ private:
   std::vector<const Node*> nodes_;
   std::unordered_map<NodeId, uint32_t, IdHash> by_id_;
   std::unordered_map<ValueRef, uint32_t, IdHash> producer_;
+  std::unordered_map<NodeId, const std::vector<CallId>*, IdHash> forward_chunks_;
   std::vector<size_t> first_; // of each node's edges
   std::vector<Edge> edges_;
 };

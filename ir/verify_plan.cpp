@@ -181,38 +181,44 @@ private:
     return {};
   }
 
-  using Pass = std::tuple<CallId, int32_t, GroupId>; // first call, microbatch, place
-  static Pass pass_of(const Instruction& each) {
-    return {each.chunks[0][0], each.microbatch, each.self};
-  }
-
+  /// A forward and a backward may hold different runs of calls, but cut them into the same chunks:
+  /// what one chunk saved, its backward reads.
   Result<void> chunks() const {
-    std::map<Pass, const Instruction*> forward;
+    struct Saved {
+      const std::vector<CallId>* calls;
+      SlotId slot;
+    };
+    std::map<std::tuple<CallId, int32_t, GroupId>, Saved> forward; // first call, microbatch, place
     for (const Instruction& each : plan_.instructions) {
       if (each.op != Opcode::Forward && each.op != Opcode::Backward) {
         if (!each.chunks.empty())
           return wrong(each, "only Forward and Backward have chunks");
         continue;
       }
+      const bool is_forward = each.op == Opcode::Forward;
       if (each.chunks.empty() || std::any_of(each.chunks.begin(), each.chunks.end(),
                                              [](const auto& chunk) { return chunk.empty(); }))
         return wrong(each, "a chunk has no calls");
-      if (each.op == Opcode::Forward) {
-        if (!forward.emplace(pass_of(each), &each).second)
-          return wrong(each, "its first call runs twice for one microbatch");
-        continue;
+      const std::vector<SlotId>& slots = is_forward ? each.outputs : each.inputs;
+      const bool saves = set_.kind == PlanKind::Train;
+      if (saves && slots.size() < each.chunks.size())
+        return wrong(each, "it has fewer saved slots than chunks");
+      for (size_t c = 0; c < each.chunks.size(); ++c) {
+        const auto& chunk = each.chunks[c];
+        const std::tuple key{chunk[0], each.microbatch, each.self};
+        if (is_forward) {
+          if (!forward.emplace(key, Saved{&chunk, saves ? slots[c] : SlotId()}).second)
+            return wrong(each, "its first call runs twice for one microbatch");
+          continue;
+        }
+        const auto found = forward.find(key);
+        if (found == forward.end())
+          return wrong(each, "there is no forward of its microbatch before it");
+        if (*found->second.calls != chunk)
+          return wrong(each, "its chunks differ from those of the forward of its microbatch");
+        if (found->second.slot != slots[c])
+          return wrong(each, "it does not begin with what the forward of its microbatch saved");
       }
-      auto found = forward.find(pass_of(each));
-      if (found == forward.end())
-        return wrong(each, "there is no forward of its microbatch before it");
-      const Instruction& its = *found->second;
-      if (its.chunks != each.chunks)
-        return wrong(each, "its chunks differ from those of the forward of its microbatch");
-      const size_t saved = each.chunks.size();
-      if (each.inputs.size() < saved || its.outputs.size() < saved ||
-          !std::equal(its.outputs.begin(), its.outputs.begin() + static_cast<ptrdiff_t>(saved),
-                      each.inputs.begin()))
-        return wrong(each, "it does not begin with what the forward of its microbatch saved");
     }
     return {};
   }

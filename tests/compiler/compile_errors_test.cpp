@@ -1,0 +1,178 @@
+// Bad input, each with the message that a person gets.
+#include "tests/compiler/models.h"
+
+#include <catch2/catch.hpp>
+
+using namespace piper;
+using namespace piper::test;
+using Catch::Matchers::Contains;
+
+namespace {
+
+/// What the compiler says of a strategy for the skip model (12 rows, layers 0 to 3).
+Error error_of(const std::string& json, uint32_t devices = 4) {
+  auto strategy = ir::Strategy::parse(json, "bad.json");
+  if (!strategy.ok())
+    return strategy.error();
+  auto compiled =
+      compiler::compile(load_model("skip"), *strategy, {.devices = devices, .verify_passes = true});
+  REQUIRE_FALSE(compiled.ok());
+  CHECK(compiled.error().kind == ErrorKind::User);
+  CHECK_FALSE(compiled.error().hint.empty());
+  return compiled.error();
+}
+
+constexpr const char* kPlaceAll = R"({"op": "place", "filter": {}, "devices": [0]})";
+
+} // namespace
+
+TEST_CASE("an unknown tag names the known ones") {
+  const Error error = error_of(R"([{"op": "place", "filter": {"stage": 0}, "devices": [0]}])");
+  CHECK_THAT(error.message, Contains("unknown tag 'stage'"));
+  CHECK_THAT(error.where, Contains("directive 0 (place)") && Contains("bad.json:1"));
+  CHECK_THAT(error.hint, Contains("layer"));
+}
+
+TEST_CASE("a filter that matches nothing") {
+  Error error = error_of(R"([{"op": "place", "filter": {"layer": 7}, "devices": [0]}])");
+  CHECK_THAT(error.message, Contains("matches nothing: no layer is 7"));
+  CHECK_THAT(error.hint, Contains("0, 1, 2, 3"));
+  error = error_of(std::string("[") + kPlaceAll +
+                   R"(, {"op": "fuse", "filter": {"layer": 0, "call": "d"}}])");
+  CHECK_THAT(error.message, Contains("matches nothing"));
+}
+
+TEST_CASE("microbatches without a split") {
+  const Error error = error_of(std::string("[") + kPlaceAll +
+                               R"(, {"op": "order", "filters": [[{"MB": 0}], [{"MB": 1}]]}])");
+  CHECK_THAT(error.message, Contains("no split makes any"));
+  CHECK_THAT(error.hint, Contains("num_microbatches"));
+}
+
+TEST_CASE("a batch that does not divide") {
+  Error error =
+      error_of(R"([{"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 5}])");
+  CHECK_THAT(error.message, Contains("batch of 12 rows is not divisible into 5 microbatches"));
+  error = error_of(R"([{"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 4},
+                       {"op": "replicate", "filter": {}, "devices": [0, 1]}])");
+  CHECK_THAT(error.message, Contains("4 microbatches x 2 replicas"));
+  CHECK_THAT(error.hint, Contains("multiple of 8"));
+}
+
+TEST_CASE("splits that cannot be") {
+  const std::string split =
+      R"({"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 2})";
+  CHECK_THAT(error_of("[" + split + "," + split + "]").message, Contains("split twice"));
+  CHECK_THAT(
+      error_of(
+          R"([{"op": "split", "filter": {"layer": 0}, "dim_name": "MB", "num_microbatches": 2}])")
+          .message,
+      Contains("matches 1 of 5 calls"));
+}
+
+TEST_CASE("a device out of range, twice, or none") {
+  CHECK_THAT(error_of(R"([{"op": "place", "filter": {}, "devices": [9]}])").message,
+             Contains("device 9 is out of range"));
+  CHECK_THAT(error_of(R"([{"op": "place", "filter": {}, "devices": [9]}])").hint,
+             Contains("0 to 3"));
+  CHECK_THAT(error_of(R"([{"op": "replicate", "filter": {}, "devices": [1, 1]}])").message,
+             Contains("named twice"));
+}
+
+TEST_CASE("two placements of one call") {
+  const Error error = error_of(R"([{"op": "place", "filter": {}, "devices": [0]},
+                                   {"op": "place", "filter": {"layer": 2}, "devices": [1]}])");
+  CHECK_THAT(error.message,
+             Contains("'c' is placed on [1] here and on [0] by directive 0 (place)"));
+  CHECK_THAT(error.where, Contains("directive 1 (place)") && Contains("bad.json:2"));
+}
+
+TEST_CASE("several devices without a word on how they share") {
+  const Error error = error_of(R"([{"op": "place", "filter": {}, "devices": [0, 1]}])");
+  CHECK_THAT(error.message, Contains("placed on 2 devices, but nothing says how"));
+  CHECK_THAT(error.hint, Contains("replicate"));
+}
+
+TEST_CASE("a parameter that nothing places") {
+  const Error error =
+      error_of(R"([{"op": "place", "filter": {"layer": [0, 1, 2]}, "devices": [0]}])");
+  CHECK_THAT(error.message, Contains("no directive places d, loss") &&
+                                Contains("parameter d.weight would be held nowhere"));
+}
+
+TEST_CASE("a pass or a microbatch placed apart") {
+  CHECK_THAT(error_of(R"([{"op": "place", "filter": {"PASS": "B"}, "devices": [0]}])").message,
+             Contains("places only a part of a call"));
+}
+
+TEST_CASE("stages with different numbers of replicas") {
+  const Error error =
+      error_of(R"([{"op": "replicate", "filter": {"layer": [0, 1]}, "devices": [0, 1]},
+                   {"op": "place", "filter": {"layer": [2, 3]}, "devices": [2]}])");
+  CHECK_THAT(error.message, Contains("2 and 1 replicas"));
+}
+
+TEST_CASE("orders that contradict each other, or the data flow") {
+  const std::string start =
+      std::string("[") + kPlaceAll +
+      R"(, {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 2},)";
+  Error error = error_of(start + R"(
+    {"op": "order", "filters": [[{"PASS": "F", "MB": 0}], [{"PASS": "F", "MB": 1}]]},
+    {"op": "order", "filters": [[{"PASS": "F", "MB": 1}], [{"PASS": "F", "MB": 0}]]}])");
+  CHECK_THAT(error.to_string(), Contains("cycle"));
+  CHECK_THAT(error.to_string(), Contains("directive 2 (order)") && Contains("directive 3 (order)"));
+  error = error_of(
+      start +
+      R"({"op": "order", "filters": [[{"PASS": "B", "MB": 0}], [{"PASS": "F", "MB": 0}]]}])");
+  CHECK_THAT(error.to_string(), Contains("cycle") && Contains("directive 2 (order)"));
+}
+
+TEST_CASE("a fuse across an order that cuts it") {
+  const Error error = error_of(std::string("[") + kPlaceAll + R"(,
+    {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 2},
+    {"op": "order", "filters": [[{"PASS": "F", "MB": 0, "layer": 0}], [{"PASS": "F", "MB": 1, "layer": [1, 2]}], [{"PASS": "F", "MB": 0, "layer": 1}]]},
+    {"op": "fuse", "filter": {"PASS": "F"}}])");
+  CHECK_THAT(error.to_string(), Contains("cycle") && Contains("directive 2 (order)"));
+}
+
+TEST_CASE("overlapped sides that would race") {
+  const std::string start = std::string("[") + kPlaceAll + R"(,
+    {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 2},)";
+  CHECK_THAT(
+      error_of(start +
+               R"({"op": "overlap", "a": {"PASS": "B", "MB": 0}, "b": {"PASS": "B", "MB": 1}}])")
+          .message,
+      Contains("would add to the gradient of a.weight at the same time"));
+  CHECK_THAT(error_of(start + R"({"op": "overlap", "a": {"PASS": "F"}, "b": {"MB": 1}}])").message,
+             Contains("is on both sides"));
+}
+
+TEST_CASE("tags that every node has already") {
+  CHECK_THAT(error_of(std::string("[") + kPlaceAll +
+                      R"(, {"op": "tag", "filter": {}, "name": "PASS", "index": 0}])")
+                 .message,
+             Contains("'PASS' is a tag that every node has already"));
+}
+
+TEST_CASE("schedules that cannot be built") {
+  auto with = [](const std::string& name, int microbatches) {
+    return error_of(R"([{"op": "schedule", "name": ")" + name + R"(", "microbatches": )" +
+                    std::to_string(microbatches) + "}]");
+  };
+  CHECK_THAT(with("zigzag:2", 4).message, Contains("unknown strategy 'zigzag'"));
+  CHECK_THAT(with("zigzag:2", 4).hint, Contains("1f1b:P"));
+  CHECK_THAT(with("dp:0", 4).message, Contains("count of at least 1"));
+  CHECK_THAT(with("dp:2xdp:2", 4).message, Contains("two parts of one kind"));
+  CHECK_THAT(with("gpipe:9", 4).message, Contains("9 stages need at least as many calls"));
+  CHECK_THAT(with("dp:2", 3).message, Contains("3 microbatches of the global batch do not divide"));
+  CHECK_THAT(with("dp:5", 5).message, Contains("not divisible over 5 replicas"));
+  CHECK_THAT(with("1f1b:2", 5).message, Contains("not divisible into 5 microbatches"));
+}
+
+TEST_CASE("an unknown pass names the passes") {
+  auto compiled =
+      compiler::compile(chain(2, 4), ir::Strategy().place({}, {0}), {.stop_after = "optimise"});
+  REQUIRE_FALSE(compiled.ok());
+  CHECK_THAT(compiled.error().message, Contains("there is no pass 'optimise'"));
+  CHECK_THAT(compiled.error().hint, Contains("lower_model") && Contains("assign_streams"));
+}
