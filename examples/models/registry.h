@@ -1,0 +1,20 @@
+// The models that ship, from a JSON object of their sizes.
+#pragma once
+
+#include "compiler/frontend/model.h"
+#include "ir/result.h"
+
+#include <string>
+
+namespace piper::models {
+
+/// Keys (all optional, defaults as in the structs): layers, d_model, heads, seq, batch, vocab,
+/// tied, dtype ("float32", "float64") of GptConfig; data (path), seed, sample_microbatches, holdout
+/// of TextConfig. User errors: malformed JSON with line and column, an unknown key with the known
+/// ones, a value of a wrong type, and those of `gpt` and `text_source`.
+Result<Model> make_gpt(const std::string& config_json);
+
+/// Keys: layers, d_in, d_hidden, d_out, batch, skip, dtype, seed.
+Result<Model> make_mlp(const std::string& config_json);
+
+} // namespace piper::models

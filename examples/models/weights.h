@@ -1,0 +1,26 @@
+// The affine part of a layer, and the parameters' initial values.
+#pragma once
+
+#include "compiler/frontend/model.h"
+
+#include <torch/nn/module.h>
+
+namespace piper::models {
+
+/// The parameters "weight" and, if wanted, "bias", zero until an initializer fills them: the
+/// constructors of torch::nn draw random numbers that would only be overwritten.
+struct Weights : torch::nn::Module {
+  Weights(std::vector<int64_t> shape, int64_t bias_size) {
+    weight = register_parameter("weight", at::zeros(shape));
+    if (bias_size > 0)
+      bias = register_parameter("bias", at::zeros({bias_size}));
+  }
+  at::Tensor weight, bias;
+};
+
+/// Element k of `tensor`, in row-major order, becomes (u - 0.5) * 2 sqrt(3) * deviation, where u is
+/// number k of the stream mix(seed) ^ fnv1a64(name): uniform, with that standard deviation.
+/// Computed in double, then cast.
+void fill_uniform(const std::string& name, at::Tensor& tensor, uint64_t seed, double deviation);
+
+} // namespace piper::models
