@@ -121,6 +121,7 @@ Result<Comparison> run_check(const Registry& registry, CLI::App& verb, CheckFlag
   options.log = console.log_sink();
   SessionOptions alone = options;
   alone.devices = 1;
+  alone.workers = 0;
   alone.memory_cap = 0;
   alone.transport = TransportKind::Auto;
   PIPER_TRY(const Trained reference, train(model, single, 1, alone, flags.iterations));

@@ -132,6 +132,11 @@ void Job::add_session_flags(CLI::App& verb) {
   const auto runtime = [&](CLI::Option* added) { added->group("Runtime"); };
   runtime(verb.add_option("--processes", processes, "Processes that share the devices")
               ->check(CLI::PositiveNumber));
+  runtime(verb.add_option("--workers", session_.workers,
+                          "Further processes that join by hand: piper worker --join HOST:PORT")
+              ->check(CLI::NonNegativeNumber));
+  runtime(verb.add_option("--listen", session_.listen, "HOST:PORT where workers join; port 0: any")
+              ->capture_default_str());
   runtime(verb.add_option("--threads-per-device", session_.threads_per_device,
                           "Intra-op threads of a device")
               ->check(CLI::PositiveNumber)
@@ -223,9 +228,10 @@ Result<SessionOptions> Job::session_options() const {
                       : transport_ == "tcp"    ? TransportKind::UcxTcp
                                                : TransportKind::Auto;
   options.deadline = std::chrono::milliseconds(static_cast<int64_t>(deadline_seconds_ * 1000));
-  if (processes > devices)
-    return user_error(fmt::format("{} processes cannot share {} devices", processes, devices),
-                      "--processes", "give at most one process a device");
+  if (processes + session_.workers > devices)
+    return user_error(
+        fmt::format("{} processes cannot share {} devices", processes + session_.workers, devices),
+        "--processes", "give at most one process a device");
   return options;
 }
 

@@ -37,7 +37,7 @@ public:
   /// Compiles each of the strategies, so that one that does not fit the model is told at once, and
   /// sets `devices` to what they need if the flags left it open.
   Result<void> settle_devices(const Model& model, const std::vector<ir::Strategy>& strategies);
-  /// All but the workers and where they join.
+  /// Of the flags; the workers of `processes` are not started yet.
   Result<SessionOptions> session_options() const;
 
   std::string model_name = "gpt";

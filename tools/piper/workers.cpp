@@ -28,12 +28,15 @@ Result<uint16_t> free_port() {
 } // namespace
 
 Result<void> start_workers(uint32_t processes, SessionOptions& options, Processes& workers) {
-  options.workers = processes - 1;
-  if (options.workers == 0)
+  if (processes == 1)
     return {};
-  PIPER_TRY(const uint16_t port, free_port());
-  options.listen = fmt::format("127.0.0.1:{}", port);
-  for (uint32_t i = 0; i < options.workers; ++i)
+  if (options.listen.ends_with(":0")) {
+    PIPER_TRY(const uint16_t port, free_port());
+    options.listen =
+        fmt::format("{}:{}", options.listen.substr(0, options.listen.size() - 2), port);
+  }
+  options.workers += processes - 1;
+  for (uint32_t i = 1; i < processes; ++i)
     PIPER_CHECK_OK(workers.start_self({"worker", "--join", options.listen}));
   return {};
 }

@@ -6,8 +6,8 @@
 
 namespace piper::cli {
 
-/// Starts `processes` - 1 workers that will join the session of `options`, and fills in how many
-/// they are and where they join.
+/// Starts `processes` - 1 workers that will join the session of `options`, adds them to those that
+/// it waits for anyway, and settles where they join.
 Result<void> start_workers(uint32_t processes, SessionOptions& options, Processes& workers);
 
 } // namespace piper::cli

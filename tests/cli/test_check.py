@@ -1,0 +1,33 @@
+"""`piper check`: parity with one device in float64."""
+import json
+
+from program import TINY, ProgramTest, main
+
+
+class Check(ProgramTest):
+    def verdict(self, strategy, *arguments):
+        path = self.folder / "verdict.json"
+        self.piper("check", *TINY, "--strategy", strategy, "--iters", "3", "--report", path,
+                   *arguments)
+        return json.loads(path.read_text())
+
+    def test_pipeline_is_bitwise_equal(self):
+        for strategy in ("gpipe:2", "1f1b:2"):
+            self.assertTrue(self.verdict(strategy, "--microbatches", "4")["bitwise"])
+
+    def test_data_parallel_is_equal(self):
+        verdict = self.verdict("dp:2", "--microbatches", "4")
+        self.assertLessEqual(verdict["parameter_difference"], verdict["tolerance"])
+        self.assertLessEqual(verdict["loss_difference"], verdict["tolerance"])
+
+    def test_says_what_it_found(self):
+        out = self.piper("check", *TINY, "--strategy", "dp:2x1f1b:2", "--microbatches", "4",
+                         "--iters", "2").stdout
+        self.assertRegex(out, r"(?m)^(bitwise )?equal: largest relative difference .* of a loss")
+
+    def test_several_processes(self):
+        self.verdict("1f1b:2", "--microbatches", "4", "--processes", "2")
+
+
+if __name__ == "__main__":
+    main()
