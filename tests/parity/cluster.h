@@ -1,0 +1,60 @@
+// Cluster: the devices of a job in one process, without actors. Compiles, runs, changes strategy.
+// What every parity test trains with.
+#pragma once
+
+#include "actors/executor/device.h"
+#include "compiler/compile.h"
+#include "transport/loopback/loopback.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace piper::test {
+
+class Cluster {
+public:
+  Cluster(std::shared_ptr<const Model> model, uint32_t devices,
+          executor::OptimizerSpec optimizer = {}, uint64_t seed = 1);
+
+  /// Prepares, initializes and commits the plans as they are, verified or not.
+  Result<void> start(ir::PlanSet plans);
+  Result<void> start(const ir::Strategy& strategy);
+  /// Moves the state to the new strategy's layout and switches.
+  Result<void> change(const ir::Strategy& strategy);
+  /// The plans of a strategy under the next epoch.
+  Result<ir::PlanSet> compile(const ir::Strategy& strategy) const;
+
+  /// The loss of the next iteration: the mean over replicas of each microbatch, in rank order, then
+  /// over microbatches in order.
+  Result<double> step();
+  Result<std::vector<double>> steps(int count);
+
+  /// Of every parameter, as its first holder has it; all holders must agree bit by bit.
+  Result<std::map<std::string, at::Tensor>> parameters() const;
+  const ir::PlanSet& plans() const { return *plans_; }
+  executor::Device& device(uint32_t index) { return *devices_[index]; }
+
+private:
+  /// Runs `work` on every device, each on a thread of its own; the first error by device.
+  template <class Work> Result<void> on_all(Work work);
+
+  std::shared_ptr<const Model> model_;
+  executor::OptimizerSpec optimizer_;
+  std::unique_ptr<transport::LoopbackFabric> fabric_;
+  std::vector<std::unique_ptr<executor::Device>> devices_;
+  std::shared_ptr<const ir::PlanSet> plans_;
+  int64_t iteration_ = 0;
+};
+
+/// The largest relative difference of any parameter or loss; 0 means equal bit by bit.
+struct Difference {
+  double losses = 0, parameters = 0;
+  double largest() const { return std::max(losses, parameters); }
+};
+Difference difference(const std::vector<double>& a, const std::vector<double>& b);
+double difference(const std::map<std::string, at::Tensor>& a,
+                  const std::map<std::string, at::Tensor>& b);
+
+} // namespace piper::test

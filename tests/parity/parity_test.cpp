@@ -1,0 +1,212 @@
+// A strategy never changes what is learned: every strategy against one device, in float64, loss by
+// loss and parameter by parameter.
+//
+// Which sums have one order, so that the comparison is bitwise: a pipeline of any shape, since each
+// gradient adds up microbatch by microbatch in ascending order on one device, as on a single one.
+// Where replicas or the holders of a tied parameter add up first what is theirs, the order differs,
+// and so may the last bits: 1e-12 relative.
+#include "examples/models/gpt.h"
+#include "examples/models/mlp.h"
+#include "examples/models/registry.h"
+#include "tests/parity/cluster.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include <catch2/catch.hpp>
+
+using namespace piper;
+using namespace piper::test;
+
+namespace {
+
+constexpr int kIterations = 4;
+constexpr double kTolerance = 1e-12;
+
+std::shared_ptr<const Model> make(Result<Model> model) {
+  if (!model.ok())
+    FAIL(model.error().to_string());
+  return std::make_shared<const Model>(*std::move(model));
+}
+
+std::shared_ptr<const Model> gpt(bool tied) {
+  return make(models::make_gpt(fmt::format(
+      R"({{"layers": 4, "d_model": 16, "heads": 2, "seq": 8, "batch": 24, "tied": {},
+          "dtype": "float64", "sample_microbatches": 4}})",
+      tied)));
+}
+
+std::shared_ptr<const Model> mlp(bool skip) {
+  return make(models::make_mlp(fmt::format(
+      R"({{"layers": 7, "d_in": 6, "d_hidden": 10, "d_out": 4, "batch": 24, "skip": {},
+          "dtype": "float64"}})",
+      skip)));
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  std::map<std::string, at::Tensor> parameters;
+};
+
+Outcome train(std::shared_ptr<const Model> model, const ir::Strategy& strategy, uint32_t devices,
+              executor::OptimizerSpec optimizer = {}) {
+  Cluster cluster(std::move(model), devices, optimizer);
+  auto started = cluster.start(strategy);
+  if (!started.ok())
+    FAIL(started.error().to_string());
+  auto losses = cluster.steps(kIterations);
+  if (!losses.ok())
+    FAIL(losses.error().to_string());
+  auto parameters = cluster.parameters();
+  if (!parameters.ok())
+    FAIL(parameters.error().to_string());
+  return {*std::move(losses), *std::move(parameters)};
+}
+
+ir::Strategy named(const std::string& expression, int64_t microbatches) {
+  return ir::Strategy().schedule(expression, microbatches);
+}
+
+void check(const Outcome& got, const Outcome& want, bool bitwise) {
+  const double losses = difference(got.losses, want.losses).losses;
+  const double parameters = difference(got.parameters, want.parameters);
+  INFO("relative difference of losses " << losses << ", of parameters " << parameters);
+  if (bitwise) {
+    CHECK(losses == 0);
+    CHECK(parameters == 0);
+  }
+  CHECK(losses <= kTolerance);
+  CHECK(parameters <= kTolerance);
+  CHECK(std::isfinite(got.losses.back()));
+  CHECK(got.losses.back() != got.losses.front()); // something was learned
+}
+
+} // namespace
+
+TEST_CASE("every strategy learns what one device learns") {
+  struct Entry {
+    const char* expression;
+    int replicas, devices;
+  };
+  const Entry strategies[] = {
+      {"dp:2", 2, 2},         {"dp:3", 3, 3},
+      {"zero1:2", 2, 2},      {"zero1:3", 3, 3},
+      {"gpipe:2", 1, 2},      {"1f1b:2", 1, 2},
+      {"gpipe:4", 1, 4},      {"1f1b:3", 1, 3},
+      {"1f1b:4", 1, 4},       {"dp:2x1f1b:2", 2, 4},
+      {"dp:3x1f1b:2", 3, 6},  {"zero1:2x1f1b:2", 2, 4},
+      {"dp:2xgpipe:4", 2, 8}, {"zero1:3xgpipe:2", 3, 6},
+  };
+  struct Subject {
+    const char* name;
+    std::shared_ptr<const Model> model;
+    bool tied;
+  };
+  for (const Subject& subject :
+       {Subject{"gpt", gpt(false), false}, Subject{"gpt tied", gpt(true), true},
+        Subject{"mlp", mlp(false), false}, Subject{"mlp skip", mlp(true), false}})
+    for (int64_t m : {1, 3, 8}) {
+      std::map<int64_t, Outcome> single; // by microbatches of the whole batch
+      for (const Entry& entry : strategies) {
+        // As many microbatches on every replica; the rows of each are those of a single device
+        // with m x replicas of them.
+        const int64_t all = m * entry.replicas;
+        if (24 % all != 0)
+          continue;
+        INFO(subject.name << ", " << entry.expression << ", " << m << " microbatches");
+        if (!single.contains(all))
+          single[all] = train(subject.model, named("single", all), 1);
+        check(train(subject.model, named(entry.expression, all), entry.devices), single[all],
+              entry.replicas == 1 && !subject.tied);
+      }
+    }
+}
+
+TEST_CASE("uneven stages, and more stages than devices") {
+  auto model = mlp(true);
+  const Outcome single = train(model, named("single", 3), 1);
+  using Layers = std::vector<int64_t>;
+  const ir::Strategy uneven = ir::Strategy()
+                                  .split({}, 3)
+                                  .place({{"layer", Layers{0}}}, {0})
+                                  .place({{"layer", Layers{1, 2, 3, 4, 5}}}, {1})
+                                  .place({{"layer", Layers{6}}}, {2})
+                                  .place({{"call", std::vector<std::string>{"out", "loss"}}}, {2});
+  auto placed = train(model, uneven, 3);
+  check(placed, single, true);
+
+  ir::Strategy round_robin = ir::Strategy().split({}, 3);
+  for (int layer = 0; layer < 7; ++layer)
+    round_robin.place({{"layer", layer}}, {static_cast<ir::DeviceIndex>(layer % 2)});
+  round_robin.place({{"call", std::vector<std::string>{"out", "loss"}}}, {1});
+  check(train(model, round_robin, 2), single, true);
+}
+
+TEST_CASE("fused or not, overlapped or not, the same is learned") {
+  auto model = mlp(true);
+  const Outcome single = train(model, named("single", 4), 1);
+  check(train(model, ir::Strategy().split({}, 4).place({}, {0}), 1), single, true);
+  check(train(model,
+              ir::Strategy()
+                  .split({}, 4)
+                  .place({}, {0})
+                  .fuse({{"PASS", "F"}})
+                  .fuse({{"PASS", "B"}, {"layer", 3}}),
+              1),
+        single, true);
+  ir::Strategy overlapped = ir::Strategy().split({}, 4).place({}, {0});
+  for (int m = 0; m < 3; ++m)
+    overlapped.overlap({{"PASS", "B"}, {"MB", m}}, {{"PASS", "F"}, {"MB", m + 1}});
+  overlapped.order({{{{"PASS", "B"}, {"MB", 0}}},
+                    {{{"PASS", "B"}, {"MB", 1}}},
+                    {{{"PASS", "B"}, {"MB", 2}}},
+                    {{{"PASS", "B"}, {"MB", 3}}}});
+  check(train(model, overlapped, 1), single, true);
+}
+
+TEST_CASE("small buckets and fused buckets reduce to the same") {
+  auto model = gpt(false);
+  const Outcome single = train(model, named("single", 2), 1);
+  const ir::Replicate small{.filter = {}, .devices = {0, 1}, .bucket_mb = 0.001};
+  check(train(model, ir::Strategy().replicate(small), 2), single, false);
+  check(train(model, ir::Strategy().replicate(small).fuse({{"PASS", "REDUCE"}, {"layer", "*"}}), 2),
+        single, false);
+}
+
+TEST_CASE("clipping and SGD know no strategy either") {
+  auto model = gpt(true);
+  executor::OptimizerSpec clipped;
+  clipped.clip_norm = 0.01;
+  executor::OptimizerSpec sgd;
+  sgd.kind = executor::OptimizerSpec::Kind::Sgd;
+  sgd.lr = 0.1;
+  sgd.momentum = 0.9;
+  sgd.weight_decay = 0.01;
+  executor::OptimizerSpec scheduled;
+  scheduled.warmup = 2;
+  scheduled.decay = 4;
+  for (const auto& optimizer : {clipped, sgd, scheduled}) {
+    const Outcome single = train(model, named("single", 4), 1, optimizer);
+    for (const char* expression : {"dp:2", "zero1:2", "1f1b:2", "zero1:2x1f1b:2"}) {
+      INFO(expression);
+      check(train(model, named(expression, 4),
+                  std::string(expression).find('x') == std::string::npos ? 2 : 4, optimizer),
+            single, false);
+    }
+  }
+}
+
+TEST_CASE("the initial weights don't depend on the strategy") {
+  auto model = gpt(false);
+  auto initial = [&](const char* expression, uint32_t devices) {
+    Cluster cluster(model, devices);
+    REQUIRE(cluster.start(named(expression, 2)).ok());
+    auto parameters = cluster.parameters();
+    REQUIRE(parameters.ok());
+    return *std::move(parameters);
+  };
+  const auto single = initial("single", 1);
+  CHECK(difference(initial("1f1b:4", 4), single) == 0);
+  CHECK(difference(initial("zero1:2", 2), single) == 0);
+}
