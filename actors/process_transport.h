@@ -1,0 +1,38 @@
+// How the devices of one process reach each other and those of other processes: loopback within,
+// UCX between.
+#pragma once
+
+#include "actors/session.h"
+#include "transport/loopback/fabric.h"
+#include "transport/router.h"
+#include "transport/ucx/fabric.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace piper::actors {
+
+class ProcessTransport {
+public:
+  /// `devices` of this process, out of several processes if not `alone`. `spin`: see DeviceOptions.
+  static Result<std::unique_ptr<ProcessTransport>>
+  create(TransportKind kind, std::vector<ir::DeviceIndex> devices, bool alone, bool spin);
+
+  /// What others need to connect; empty without UCX.
+  std::string address() const;
+  Result<void> connect(const std::vector<transport::UcxPeer>& peers);
+  /// Of a device of this process; lives as long as this.
+  transport::Endpoint& endpoint(ir::DeviceIndex device);
+
+private:
+  ProcessTransport() = default;
+  std::unique_ptr<transport::LoopbackFabric> loopback_; ///< null: UCX also within the process
+  std::unique_ptr<transport::UcxFabric> ucx_;           ///< null: alone
+  std::vector<std::unique_ptr<transport::RoutedEndpoint>> routed_;
+};
+
+/// Whether waits may spin: not where devices outnumber the cores of this machine.
+bool may_spin(size_t devices);
+
+} // namespace piper::actors
