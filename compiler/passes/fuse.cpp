@@ -57,18 +57,16 @@ private:
 Fuser::Fuser(const Graph& graph) : graph_(graph), model_(*graph.model), selector_(graph) {
   const size_t calls = model_.calls.size();
   microbatches_.resize(graph.microbatches);
-  for (Microbatch& m : microbatches_)
+  for (int32_t mb = 0; mb < graph.microbatches; ++mb) {
+    Microbatch& m = microbatches_[mb];
     for (Op op : {Op::Forward, Op::Backward}) {
-      (op == Op::Forward ? m.forward : m.backward).resize(calls);
+      auto& nodes = op == Op::Forward ? m.forward : m.backward;
+      nodes.resize(calls);
       m.runs(op).resize(calls);
+      for (size_t c = 0; c < calls; ++c)
+        if ((nodes[c] = selector_.node(op, mb, CallId(c))))
+          m.runs(op)[c] = CallId(c);
     }
-  for (const Node* node : selector_.index().nodes()) {
-    if (node->id.op != Op::Forward && node->id.op != Op::Backward)
-      continue;
-    Microbatch& m = microbatches_[node->microbatch()];
-    const uint32_t call = node->id.subject;
-    (node->id.op == Op::Forward ? m.forward : m.backward)[call] = node;
-    m.runs(node->id.op)[call] = CallId(call);
   }
   readers_.resize(model_.values.size());
   all_readers_.resize(model_.values.size());

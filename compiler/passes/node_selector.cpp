@@ -9,10 +9,19 @@ namespace piper::compiler {
 using namespace ir;
 
 NodeSelector::NodeSelector(const Graph& graph)
-    : graph_(graph), index_(graph), group_of_call_(graph.model->calls.size()) {
-  for (const Node* node : index_.nodes())
-    if (node->id.op == Op::Forward)
-      group_of_call_[node->id.subject] = node->id.at;
+    : graph_(graph), calls_in_model_(graph.model->calls.size()),
+      forward_(graph.microbatches * calls_in_model_), backward_(forward_.size()),
+      group_of_call_(calls_in_model_) {
+  for (const RegionPtr& region : graph.regions)
+    for (const Node& node : region->nodes()) {
+      const size_t at = node.microbatch() * calls_in_model_ + node.id.subject;
+      if (node.id.op == Op::Forward) {
+        forward_[at] = &node;
+        group_of_call_[node.id.subject] = node.id.at;
+      } else if (node.id.op == Op::Backward) {
+        backward_[at] = &node;
+      }
+    }
 }
 
 Result<std::vector<const Node*>> NodeSelector::select(size_t directive, const Filter& filter) {
@@ -53,9 +62,8 @@ Result<std::vector<const Node*>> NodeSelector::select(size_t directive, const Fi
   for (int32_t m : microbatches)
     for (Op op : ops)
       for (CallId call : entry->second)
-        if (const Node* node =
-                index_.node({.op = op, .subject = call.value, .microbatch = m, .at = group(call)}))
-          nodes.push_back(node);
+        if (const Node* found = node(op, m, call))
+          nodes.push_back(found);
   if (nodes.empty())
     return user_error(fmt::format("the filter {} matches nothing", filter.to_json()),
                       graph_.strategy->describe(directive),

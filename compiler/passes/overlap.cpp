@@ -41,6 +41,9 @@ Result<Graph> overlap(const CompileOptions& options, const Graph& graph) {
   if (options.kind == PlanKind::Eval)
     return graph;
   const Strategy& strategy = *graph.strategy;
+  if (std::none_of(strategy.directives.begin(), strategy.directives.end(),
+                   [](const Directive& d) { return std::holds_alternative<Overlap>(d.body); }))
+    return graph;
   NodeSelector selector(graph);
   std::unordered_map<const Node*, std::string> stream;
   for (size_t d = 0; d < strategy.directives.size(); ++d) {
