@@ -160,7 +160,9 @@ struct Graph {
 };
 
 /// Whether the filter matches the node: see Filter for the tags that a node has. A fused node
-/// matches if all its calls do. Nodes that are no compute match only by what they have.
+/// matches if all its calls do. Nodes that are no compute match only by what they have: those of a
+/// bucket have the tags that all calls using its parameters share. Input, Seed, Add and Loss follow
+/// their calls and match nothing. Allocates nothing.
 bool matches(const Filter& filter, const Graph& graph, const Node& node);
 /// Whether the filter's terms on a call's own tags (annotations, `tag`, `call`) match; terms on
 /// PASS and on the microbatch are ignored.

@@ -21,8 +21,8 @@ public:
   Result<void> run() {
     PIPER_CHECK_OK(tables());
     PIPER_CHECK_OK(index());
-    for (const Node* node : nodes_)
-      PIPER_CHECK_OK(check(*node));
+    for (uint32_t number = 0; number < nodes_.size(); ++number)
+      PIPER_CHECK_OK(check(number));
     connect();
     return acyclic();
   }
@@ -117,10 +117,18 @@ private:
 
   /// Fills the tables of ids and producers; each has one entry a name.
   Result<void> index() {
-    const size_t count = graph_.node_count();
+    size_t count = 0, outputs = 0, chunks = 0;
+    for (const RegionPtr& region : graph_.regions)
+      for (const Node& node : region->nodes()) {
+        ++count;
+        outputs += node.outputs.size();
+        chunks += node.id.op == Op::Forward ? node.chunks.size() : 0;
+      }
     nodes_.reserve(count);
     by_id_.reserve(count);
-    producer_.reserve(count);
+    producer_.reserve(outputs);
+    forward_.reserve(chunks);
+    chunks_.reserve(chunks);
     for (const RegionPtr& region : graph_.regions)
       for (const Node& node : region->nodes()) {
         const auto number = static_cast<uint32_t>(nodes_.size());
@@ -130,11 +138,13 @@ private:
         if (node.id.op == Op::Forward)
           for (const auto& chunk : node.chunks)
             if (!chunk.empty())
-              forward_chunks_.emplace(chunk_id(node, chunk), &chunk);
+              if (forward_.emplace(chunk_id(node, chunk), static_cast<uint32_t>(chunks_.size()))
+                      .second)
+                chunks_.push_back(&chunk);
         for (const ValueRef& output : node.outputs)
           if (auto [other, fresh] = producer_.emplace(output, number); !fresh)
             return wrong(node, fmt::format("{} is made twice: {} makes it too", graph_.name(output),
-                                           graph_.name(nodes_[other->second]->id)));
+                                           graph_.name(nodes_[other]->id)));
       }
     return {};
   }
@@ -201,26 +211,32 @@ private:
     return {};
   }
 
-  Result<void> check(const Node& node) const {
+  /// Also notes the edges that end at the node.
+  Result<void> check(uint32_t number) {
+    const Node& node = *nodes_[number];
     if (node.id.subject >= subjects(node.id))
       return wrong(node, "the node works on what does not exist");
     PIPER_CHECK_OK(check_place(node, node.id.microbatch, node.id.at));
     PIPER_CHECK_OK(check_place(node, node.id.microbatch, node.id.peer));
     PIPER_CHECK_OK(check_directive(node, node.directive));
     PIPER_CHECK_OK(check_chunks(node));
-    PIPER_CHECK_OK(check_transfer(node));
+    PIPER_CHECK_OK(check_transfer(node, number));
     for (const ValueRef& output : node.outputs)
       PIPER_CHECK_OK(check_ref(node, output));
     for (const ValueRef& input : node.inputs) {
       PIPER_CHECK_OK(check_ref(node, input));
-      if (!producer_.contains(input))
+      const uint32_t from = producer_.find(input);
+      if (from == kNone)
         return wrong(node, fmt::format("nothing makes {}, which it reads", graph_.name(input)));
+      found_.push_back({from, number, -1});
     }
     for (const TemporalEdge& edge : node.after) {
-      if (!by_id_.contains(edge.before))
+      const uint32_t from = by_id_.find(edge.before);
+      if (from == kNone)
         return wrong(node, fmt::format("it comes after {}, which is not in the graph",
                                        graph_.name(edge.before)));
       PIPER_CHECK_OK(check_directive(node, edge.directive));
+      found_.push_back({from, number, edge.directive});
     }
     return {};
   }
@@ -259,10 +275,10 @@ private:
       return wrong(node, "its first chunk does not start with the call that names it");
     if (node.id.op == Op::Backward)
       for (const auto& chunk : node.chunks) {
-        auto found = forward_chunks_.find(chunk_id(node, chunk));
-        if (found == forward_chunks_.end())
+        const uint32_t found = forward_.find(chunk_id(node, chunk));
+        if (found == kNone)
           return wrong(node, "there is no forward of its microbatch");
-        if (*found->second != chunk)
+        if (*chunks_[found] != chunk)
           return wrong(node, "its chunks differ from those of the forward of its microbatch");
       }
     return {};
@@ -274,7 +290,7 @@ private:
     return id;
   }
 
-  Result<void> check_transfer(const Node& node) const {
+  Result<void> check_transfer(const Node& node, uint32_t number) {
     const bool send = node.id.op == Op::Send;
     if (!send && node.id.op != Op::Recv) {
       if (node.id.peer)
@@ -289,40 +305,26 @@ private:
       return wrong(node, fmt::format("a transfer goes between equal ranks, but the groups have {} "
                                      "and {} devices",
                                      here, there));
-    if (!by_id_.contains(counterpart(node.id)))
+    const uint32_t other = by_id_.find(counterpart(node.id));
+    if (other == kNone)
       return wrong(node,
                    send ? "nothing receives what it sends" : "nothing sends what it receives");
+    if (!send)
+      found_.push_back({other, number, -1});
     return {};
   }
 
-  struct Edge {
-    uint32_t to;
-    int32_t directive; // -1: a value or the compiler's own
-  };
-
-  template <class Visit> void for_each_edge(Visit&& visit) const {
-    for (uint32_t to = 0; to < nodes_.size(); ++to) {
-      const Node& node = *nodes_[to];
-      for (const ValueRef& input : node.inputs)
-        visit(producer_.find(input)->second, to, -1);
-      for (const TemporalEdge& edge : node.after)
-        visit(by_id_.find(edge.before)->second, to, edge.directive);
-      if (node.id.op == Op::Recv)
-        visit(by_id_.find(counterpart(node.id))->second, to, -1);
-    }
-  }
-
-  /// The edges by the node that they leave, in one array.
+  /// Sorts the edges by the node that they leave.
   void connect() {
     first_.assign(nodes_.size() + 1, 0);
-    for_each_edge([&](uint32_t from, uint32_t, int32_t) { ++first_[from + 1]; });
+    for (const FoundEdge& edge : found_)
+      ++first_[edge.from + 1];
     for (size_t i = 1; i < first_.size(); ++i)
       first_[i] += first_[i - 1];
-    edges_.resize(first_.back());
+    edges_.resize(found_.size());
     std::vector<size_t> next(first_.begin(), first_.end() - 1);
-    for_each_edge([&](uint32_t from, uint32_t to, int32_t directive) {
-      edges_[next[from]++] = {to, directive};
-    });
+    for (const FoundEdge& edge : found_)
+      edges_[next[edge.from]++] = {edge.to, edge.directive};
   }
 
   Result<void> acyclic() const {
@@ -414,9 +416,19 @@ private:
 
   const Graph& graph_;
   std::vector<const Node*> nodes_;
-  std::unordered_map<NodeId, uint32_t, IdHash> by_id_;
-  std::unordered_map<ValueRef, uint32_t, IdHash> producer_;
-  std::unordered_map<NodeId, const std::vector<CallId>*, IdHash> forward_chunks_;
+  FlatIndex<NodeId> by_id_;
+  FlatIndex<ValueRef> producer_;
+  FlatIndex<NodeId> forward_; // by the id that a chunk would have alone
+  std::vector<const std::vector<CallId>*> chunks_;
+  struct FoundEdge {
+    uint32_t from, to;
+    int32_t directive; // -1: a value or the compiler's own
+  };
+  std::vector<FoundEdge> found_;
+  struct Edge {
+    uint32_t to;
+    int32_t directive;
+  };
   std::vector<size_t> first_; // of each node's edges
   std::vector<Edge> edges_;
 };
