@@ -1,6 +1,13 @@
+#include "actors/executor/bench.h"
 #include "tools/bench/train.h"
+#include "tools/bench/transport.h"
+#include "tools/piper/table.h"
 #include "tools/piper/verbs.h"
 
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 
 namespace piper::cli {
@@ -84,11 +91,47 @@ void add_train_bench(CLI::App& bench, int& exit_code) {
   });
 }
 
+void add_transport_bench(CLI::App& bench, int& exit_code) {
+  auto* verb = bench.add_subcommand("transport", "Latency and bandwidth between two processes");
+  auto mode = std::make_shared<std::string>("shm");
+  auto per_row = std::make_shared<int64_t>(400);
+  verb->option_defaults()->always_capture_default();
+  verb->add_option("--transport", *mode, "shm or tcp")->check(CLI::IsMember({"shm", "tcp"}));
+  verb->add_option("--per-row", *per_row, "Milliseconds")->check(CLI::PositiveNumber);
+  verb->callback([mode, per_row, &exit_code] {
+    const auto result =
+        bench_transport(*mode == "tcp" ? transport::UcxMode::Tcp : transport::UcxMode::SharedMemory,
+                        std::chrono::milliseconds(*per_row));
+    exit_code = result.ok() ? kDone : fail(result.error());
+  });
+}
+
+void add_dispatch_bench(CLI::App& bench, int& exit_code) {
+  auto* verb = bench.add_subcommand("dispatch", "What an instruction costs beyond its kernel");
+  auto instructions = std::make_shared<int>(10'000);
+  verb->add_option("--instructions", *instructions, "Of a plan")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->callback([instructions, &exit_code] {
+    const auto figures = executor::measure_dispatch(*instructions);
+    if (!figures.ok()) {
+      exit_code = fail(figures.error());
+      return;
+    }
+    Table table({"an empty instruction", "ns"});
+    table.row({"in one stream", fmt::format("{:.0f}", figures->one_stream_ns)});
+    table.row({"each on the other stream", fmt::format("{:.0f}", figures->two_streams_ns)});
+    std::fputs(table.to_string().c_str(), stdout);
+  });
+}
+
 } // namespace
 
 void add_bench(CLI::App& program, int& exit_code) {
   auto* verb = program.add_subcommand("bench", "Measure the runtime");
   verb->require_subcommand(1);
+  add_dispatch_bench(*verb, exit_code);
+  add_transport_bench(*verb, exit_code);
   add_train_bench(*verb, exit_code);
 }
 
