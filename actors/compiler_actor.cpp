@@ -18,9 +18,9 @@ caf::behavior CompilerActor::make_behavior() {
         CompiledEpoch compiled;
         try {
           auto found = from < 0 ? epochs_.end() : epochs_.find(static_cast<Epoch>(from));
-          compiled = compile_epoch(model_, strategy, epoch,
-                                   found == epochs_.end() ? nullptr : &found->second, devices_,
-                                   kinds_);
+          compiled =
+              compile_epoch(model_, strategy, epoch,
+                            found == epochs_.end() ? nullptr : &found->second, devices_, kinds_);
         } catch (const std::exception& e) {
           compiled.report = {.epoch = epoch, .ok = false, .error = internal_error(e.what())};
         }

@@ -6,9 +6,6 @@
 #include <type_traits>
 
 namespace piper::actors {
-namespace {
-Time now() { return std::chrono::steady_clock::now(); }
-} // namespace
 
 CoordinatorActor::CoordinatorActor(caf::actor_config& config, CoordinatorOptions options,
                                    caf::actor compiler, CoordinatorCallbacks callbacks)

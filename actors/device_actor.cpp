@@ -28,7 +28,9 @@ caf::behavior DeviceActor::make_behavior() {
   };
 }
 
-void DeviceActor::on_exit() { runner_.reset(); }
+void DeviceActor::on_exit() {
+  runner_.reset();
+}
 
 executor::DeviceOptions device_options(const Offer& offer, DeviceIndex index) {
   return {.index = index,

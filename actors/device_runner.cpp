@@ -86,8 +86,8 @@ void DeviceRunner::abort(Error reason) {
 void DeviceRunner::do_prepare(const PrepareRequest& request) {
   PrepareReport report{.device = options_.index, .epoch = request.epoch, .error = {}};
   std::lock_guard lock(state_mutex_);
-  auto result = guarded("device " + std::to_string(options_.index),
-                        [&] { return try_prepare(request); });
+  auto result =
+      guarded("device " + std::to_string(options_.index), [&] { return try_prepare(request); });
   if (!result.ok()) {
     report.ok = false;
     report.error = result.error();
@@ -118,8 +118,8 @@ void DeviceRunner::do_op(const Op& op) {
   if (refused && op.kind != OpKind::Recover)
     result = *refused;
   else
-    result = guarded("device " + std::to_string(options_.index),
-                     [&] { return try_op(op, report); });
+    result =
+        guarded("device " + std::to_string(options_.index), [&] { return try_op(op, report); });
   if (!result.ok()) {
     report.ok = false;
     report.error = result.error();

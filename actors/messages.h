@@ -20,8 +20,7 @@ template <class Inspector> typename Inspector::result_type inspect(Inspector& f,
 } // namespace piper::ir
 
 namespace piper::executor {
-template <class Inspector>
-typename Inspector::result_type inspect(Inspector& f, OptimizerSpec& x) {
+template <class Inspector> typename Inspector::result_type inspect(Inspector& f, OptimizerSpec& x) {
   return f(caf::meta::type_name("piper.optimizer"), x.kind, x.lr, x.beta1, x.beta2, x.eps,
            x.weight_decay, x.momentum, x.clip_norm, x.warmup, x.decay, x.min_lr);
 }

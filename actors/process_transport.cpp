@@ -35,7 +35,9 @@ ProcessTransport::create(TransportKind kind, std::vector<ir::DeviceIndex> device
   return self;
 }
 
-std::string ProcessTransport::address() const { return ucx_ ? ucx_->address() : std::string(); }
+std::string ProcessTransport::address() const {
+  return ucx_ ? ucx_->address() : std::string();
+}
 
 Result<void> ProcessTransport::connect(const std::vector<transport::UcxPeer>& peers) {
   return ucx_ ? ucx_->connect(peers) : Result<void>();
@@ -48,6 +50,8 @@ transport::Endpoint& ProcessTransport::endpoint(ir::DeviceIndex device) {
   return loopback_ ? loopback_->endpoint(device) : ucx_->endpoint(device);
 }
 
-bool may_spin(size_t devices) { return devices <= std::thread::hardware_concurrency(); }
+bool may_spin(size_t devices) {
+  return devices <= std::thread::hardware_concurrency();
+}
 
 } // namespace piper::actors

@@ -23,9 +23,9 @@ Result<Offer> Roster::join(const Hello& hello) {
     return *last_refusal_;
   };
   if (hello.version != version_)
-    return refuse(fmt::format("the worker is piper {}, the session is piper {}", hello.version,
-                              version_),
-                  "run the same version everywhere");
+    return refuse(
+        fmt::format("the worker is piper {}, the session is piper {}", hello.version, version_),
+        "run the same version everywhere");
   if (!hello.model_name.empty() && hello.model_name != offer_.model_name)
     return refuse(fmt::format("the worker insists on model '{}', the session trains '{}'",
                               hello.model_name, offer_.model_name),

@@ -2,11 +2,14 @@
 // with the strategy changed while it runs. See examples/embed for a program that uses it.
 //
 // Threads: all members may be called from any thread; at most one `step`/`run` at a time (a second
-// one waits). `apply` may be called while `run` is in progress: that is what it is for.
-// A session owns every thread it uses; none exists before `create` or after the destructor.
+// one waits). `apply` may be called while `run` is in progress, also from `on_step`: that is what
+// it is for. A session owns every thread it uses; none exists before `create` or after the
+// destructor. After an iteration has failed (OutOfMemory, DeviceLost, …) every later call returns
+// that error.
 #pragma once
 
 #include "actors/executor/device.h"
+#include "actors/reports.h"
 #include "compiler/frontend/model.h"
 #include "ir/strategy.h"
 
@@ -66,46 +69,6 @@ struct SessionOptions {
   LogSink log;
 };
 
-struct StepResult {
-  int64_t iteration = 0;
-  double loss = 0; ///< mean over the global batch, before the update
-  double grad_norm = 0;
-  double seconds = 0;           ///< from the previous iteration's end to this one's
-  double tokens_per_second = 0; ///< elements of the first model input per second
-  uint32_t epoch = 0;
-  std::optional<double> eval_loss; ///< where this iteration was followed by an evaluation
-};
-
-/// A committed change of strategy.
-struct Change {
-  std::string from, to;  ///< names of the strategies
-  uint32_t epoch = 0;    ///< the new one
-  int64_t iteration = 0; ///< the first iteration under it
-  double compile_seconds = 0;
-  double prepare_seconds = 0;
-  double pause_seconds = 0; ///< end of the last iteration before to start of the first after
-  uint64_t bytes_moved = 0;
-};
-
-struct DeviceReport {
-  uint32_t device = 0;
-  std::string process; ///< "main", "worker 1 (pid 123)"
-  std::string role;    ///< in the current epoch; "" if idle
-  int64_t peak_bytes = 0;
-  double busy_seconds = 0; ///< since the session started
-  double idle_seconds = 0;
-  uint64_t bytes_sent = 0;
-};
-
-struct Metrics {
-  int64_t iterations = 0;
-  double loss = 0;
-  uint32_t epoch = 0;
-  std::string strategy;
-  std::vector<Change> changes;
-  std::vector<DeviceReport> devices;
-};
-
 class Session {
 public:
   /// Compiles, starts the device actors, waits for `options.workers` to join, prepares and
@@ -113,21 +76,26 @@ public:
   /// a port in use, a cap too small, …
   static Result<std::unique_ptr<Session>> create(Model model, ir::Strategy strategy,
                                                  SessionOptions options);
-  ~Session(); ///< says goodbye to workers; never waits longer than a second
+  /// Ends what is in progress with Cancelled and says goodbye to workers, for which it waits at
+  /// most a second. Not to be called from `on_step` or a handler.
+  ~Session();
 
-  /// "127.0.0.1:41234": where workers join and, if asked for, the control page answers.
+  /// "127.0.0.1:41234": where workers join and, if asked for, the control page answers; empty if
+  /// they don't. Also logged, the former before `create` waits for workers.
   std::string listen_address() const;
   std::string control_address() const;
 
   Result<StepResult> step();
-  /// `iterations` steps; devices run ahead within them. `on_step` is called in order, from a thread
-  /// of the session; returning false ends the run early (no error). A change applied meanwhile
-  /// takes effect at an iteration boundary.
+  /// `iterations` steps; devices run up to three ahead of `on_step`, which is called in order from
+  /// the calling thread (of `async_run`: one of the session's). Returning false ends the run early
+  /// (no error) once the iterations have ended that had begun. A change applied meanwhile takes
+  /// effect at an iteration boundary.
   Result<void> run(int64_t iterations, const std::function<bool(const StepResult&)>& on_step = {});
 
   /// Compiles and prepares `strategy` beside the running iterations, moves the state, switches at
-  /// the next boundary (or right before iteration `at`, if given and still ahead). Returns when it
-  /// is committed. On an error the old plan goes on undisturbed.
+  /// the next boundary, or right before iteration `at` if given (it must not have begun). Returns
+  /// when it is committed. On an error the old plan goes on undisturbed. Several changes are made
+  /// in the order of their iterations.
   Result<Change> apply(ir::Strategy strategy, std::optional<int64_t> at = std::nullopt);
 
   Result<double> evaluate(); ///< mean loss on held-out rows, at the next boundary
@@ -138,24 +106,29 @@ public:
   Result<std::map<std::string, at::Tensor>> parameters();
 
   Metrics metrics() const;
-  /// Ends a `run` in progress after the current iteration.
+  /// Ends a `run` in progress once the iterations have ended that had begun.
   void stop();
 
   // The same with a Boost.Asio completion token (callback, use_future, use_awaitable, …). Handlers
-  // run on the token's associated executor.
+  // may be move-only. They run on their associated executor; those without one, on a thread of the
+  // session.
   template <class Token> auto async_step(Token&& token) {
     return initiate<void(Result<StepResult>)>(
         [this](auto done) { post([this, done]() mutable { done(step()); }); },
         std::forward<Token>(token));
   }
-  template <class Token> auto async_apply(ir::Strategy strategy, Token&& token) {
+  template <class Token>
+  auto async_apply(ir::Strategy strategy, std::optional<int64_t> at, Token&& token) {
     return initiate<void(Result<Change>)>(
-        [this, strategy = std::move(strategy)](auto done) mutable {
-          post([this, done, strategy = std::move(strategy)]() mutable {
-            done(apply(std::move(strategy)));
+        [this, strategy = std::move(strategy), at](auto done) mutable {
+          post([this, done, strategy = std::move(strategy), at]() mutable {
+            done(apply(std::move(strategy), at));
           });
         },
         std::forward<Token>(token));
+  }
+  template <class Token> auto async_apply(ir::Strategy strategy, Token&& token) {
+    return async_apply(std::move(strategy), std::nullopt, std::forward<Token>(token));
   }
   template <class Token>
   auto async_run(int64_t iterations, std::function<bool(const StepResult&)> on_step,

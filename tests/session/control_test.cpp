@@ -1,0 +1,86 @@
+// The control page without a session behind it.
+#include "actors/control.h"
+
+#include <thread>
+
+#include <catch2/catch.hpp>
+
+using namespace piper;
+using namespace piper::actors;
+
+namespace {
+ControlVerbs verbs() {
+  ControlVerbs verbs;
+  verbs.status = [] { return std::string(R"({"iterations":3})"); };
+  verbs.stop = [] {};
+  verbs.apply = [](std::string, std::function<void(Result<std::string>)> done) { done("{}"); };
+  return verbs;
+}
+} // namespace
+
+TEST_CASE("the page answers status, apply and stop") {
+  auto with = verbs();
+  std::string got;
+  bool stopped = false;
+  with.stop = [&] { stopped = true; };
+  with.apply = [&](std::string body, std::function<void(Result<std::string>)> done) {
+    got = body;
+    std::thread([done] { done(std::string(R"({"epoch":1})")); }).detach();
+  };
+  auto page = ControlPage::open("127.0.0.1:0", with);
+  REQUIRE(page.ok());
+  auto at = (*page)->address();
+  CHECK(*control_request(at, "status") == R"({"iterations":3})");
+  CHECK(*control_request(at, "apply", "[1, 2]") == R"({"epoch":1})");
+  CHECK(got == "[1, 2]");
+  CHECK(control_request(at, "stop").ok());
+  CHECK(stopped);
+}
+
+TEST_CASE("a change that fails comes back as it was") {
+  auto with = verbs();
+  Error error{ErrorKind::OutOfMemory, "too big", "device 1", "use more"};
+  with.apply = [&](std::string, std::function<void(Result<std::string>)> done) { done(error); };
+  auto page = ControlPage::open("127.0.0.1:0", with);
+  CHECK(control_request((*page)->address(), "apply", "[]").error() == error);
+}
+
+TEST_CASE("asking in vain") {
+  CHECK(control_request("127.0.0.1:1", "jump").error().message == "there is no verb 'jump'");
+  CHECK(control_request("localhost", "status").error().message == "'localhost' is no address");
+  auto nobody = control_request("127.0.0.1:1", "status");
+  CHECK(nobody.error().kind == ErrorKind::DeviceLost);
+  CHECK(nobody.error().message == "no answer from 127.0.0.1:1: Connection refused");
+}
+
+TEST_CASE("a page that is slow is not waited for without end") {
+  auto with = verbs();
+  std::function<void(Result<std::string>)> later;
+  with.apply = [&](std::string, std::function<void(Result<std::string>)> done) {
+    later = std::move(done);
+  };
+  auto page = ControlPage::open("127.0.0.1:0", with);
+  auto answer = control_request((*page)->address(), "apply", "[]", std::chrono::milliseconds(100));
+  CHECK(answer.error().kind == ErrorKind::Timeout);
+  later(std::string("too late")); // nobody listens, and nothing breaks
+}
+
+TEST_CASE("a port in use is named") {
+  auto first = ControlPage::open("127.0.0.1:0", verbs());
+  auto at = (*first)->address();
+  auto second = ControlPage::open(at, verbs());
+  REQUIRE_FALSE(second.ok());
+  CHECK(second.error().kind == ErrorKind::User);
+  CHECK(second.error().message == "cannot listen at " + at + ": Address already in use");
+}
+
+TEST_CASE("metrics and changes as JSON") {
+  Metrics metrics;
+  metrics.iterations = 2;
+  metrics.strategy = "dp:2";
+  metrics.devices.push_back({.device = 0, .process = "main", .role = "g0", .peak_bytes = 5});
+  CHECK(to_json(metrics) ==
+        R"({"iterations":2,"loss":0.0,"epoch":0,"strategy":"dp:2","changes":[],)"
+        R"("devices":[{"device":0,"process":"main","role":"g0","peak_bytes":5,)"
+        R"("busy_seconds":0.0,"idle_seconds":0.0,"bytes_sent":0}]})");
+}
