@@ -150,11 +150,12 @@ Result<void> run_worker_as(const std::string& version, const Registry& registry,
   SystemConfig config(true);
   caf::actor_system system(config);
   caf::actor gate;
-  for (std::chrono::milliseconds pause{20}; !gate; pause = std::min(2 * pause, {500})) {
+  for (std::chrono::milliseconds pause{20}; !gate; pause *= 2) {
     if (auto found = system.middleman().remote_actor(address.first, address.second)) {
       gate = *found;
       break;
     }
+    pause = std::min(pause, std::chrono::milliseconds(500));
     if (std::chrono::steady_clock::now() + pause > give_up_at)
       return Error{ErrorKind::Timeout,
                    fmt::format("no session answered at {} within {} ms", options.join,
