@@ -1,8 +1,8 @@
 // Device: one device's state and the interpreter that runs bound plans on it. A plain type: knows
 // neither CAF nor strategies. An actor owns one and routes messages to it.
 //
-// Threads: `prepare`, `discard` and `drop_epochs_before` may run while `run` does; everything else
-// by one thread at a time. `abort` and the read-only figures from anywhere.
+// Threads: `prepare` and `discard` may run while `run` does; everything else by one thread at a
+// time. `abort` and the read-only figures from anywhere.
 #pragma once
 
 #include "compiler/frontend/model.h"
@@ -66,7 +66,7 @@ class Device {
 public:
   /// `endpoint` must outlive the device. Starts no thread before the first `prepare`.
   Device(DeviceOptions options, std::shared_ptr<const Model> model, transport::Endpoint& endpoint);
-  ~Device();
+  ~Device(); ///< waits for a call of the model or the data source that is still running
 
   /// Binds the plan that this device has in `plans` (training, evaluation or migration): builds
   /// modules that are new here, allocates buckets that are new. Leaves what runs undisturbed; on
@@ -89,7 +89,9 @@ public:
 
   /// Makes a running iteration end soon with `reason`; wakes every wait.
   void abort(Error reason);
-  /// After an abort: ready to run again.
+  /// After an abort or a failed run, which `run` goes on answering until this: ready to run again.
+  /// Messages of the interrupted iteration may still come under its epoch; a job of several devices
+  /// goes on under a new one.
   void recover();
 
   /// A hash of the bytes of each parameter that this device holds in the committed epoch.

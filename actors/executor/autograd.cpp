@@ -1,0 +1,115 @@
+#include "actors/executor/autograd.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace piper::executor {
+
+namespace autograd = torch::autograd;
+
+void ChunkContext::clear() {
+  for (at::Tensor& leaf : leaves)
+    leaf.reset();
+  for (autograd::Edge& root : roots)
+    root.function.reset();
+}
+
+Result<void> ForwardChunk::run() {
+  at::AutoGradMode grad_mode(context != nullptr);
+  size_t leaf = 0;
+  for (const Input& input : inputs) {
+    locals[input.local] = *input.source;
+    if (context && input.differentiable) {
+      at::Tensor& kept = context->leaves[leaf++];
+      kept = input.source->detach();
+      kept.set_requires_grad(true);
+      locals[input.local] = kept;
+    }
+  }
+  for (Call& call : calls) {
+    for (size_t i = 0; i < call.inputs.size(); ++i)
+      call.arguments[i] = locals[call.inputs[i]];
+    Tensors made = (*call.forward)(call.arguments);
+    for (at::Tensor& argument : call.arguments)
+      argument.reset();
+    if (made.size() != call.outputs.size())
+      return user_error(fmt::format("the call '{}' returned {} tensors, but the model has {}",
+                                    call.name, made.size(), call.outputs.size()));
+    for (size_t i = 0; i < made.size(); ++i)
+      locals[call.outputs[i]] = std::move(made[i]);
+  }
+  // Edges rather than the outputs themselves: an output that no backward formula needs is gone as
+  // soon as its readers are done with it.
+  if (context)
+    for (size_t i = 0; i < roots.size(); ++i)
+      if (const at::Tensor& made = locals[roots[i]]; made.requires_grad())
+        context->roots[i] = autograd::impl::gradient_edge(made);
+  for (const Output& output : outputs)
+    *output.target = locals[output.local].detach();
+  clear();
+  return {};
+}
+
+void ForwardChunk::clear() noexcept {
+  for (at::Tensor& local : locals)
+    local.reset();
+  for (Call& call : calls)
+    for (at::Tensor& argument : call.arguments)
+      argument.reset();
+}
+
+at::Tensor sum(const std::vector<at::Tensor*>& parts) {
+  at::Tensor total = *parts[0];
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (i == 1)
+      total = total + *parts[i];
+    else
+      total.add_(*parts[i]);
+  }
+  return total;
+}
+
+void BackwardChunk::run() {
+  at::AutoGradMode grad_mode(false);
+  bool all = !roots.empty();
+  for (size_t i = 0; i < roots.size(); ++i) {
+    gradients[i] = sum(roots[i].parts);
+    all = all && context->roots[i].is_valid();
+  }
+  auto& engine = autograd::Engine::get_default_engine();
+  auto differentiate = [&engine](const autograd::edge_list& edges,
+                                 const autograd::variable_list& grads) {
+    // Adds to the .grad of parameters and of leaves.
+    engine.execute(edges, grads, /*keep_graph=*/false, /*create_graph=*/false,
+                   /*accumulate_grad=*/true);
+  };
+  if (all) {
+    differentiate(context->roots, gradients);
+  } else {
+    // Some output doesn't depend on anything that has a gradient.
+    autograd::edge_list edges;
+    autograd::variable_list grads;
+    for (size_t i = 0; i < roots.size(); ++i)
+      if (context->roots[i].is_valid()) {
+        edges.push_back(context->roots[i]);
+        grads.push_back(gradients[i]);
+      }
+    if (!edges.empty())
+      differentiate(edges, grads);
+  }
+  for (at::Tensor& gradient : gradients)
+    gradient.reset();
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (!leaves[i])
+      continue;
+    at::Tensor gradient = std::move(context->leaves[i].mutable_grad());
+    if (!gradient.defined())
+      gradient = at::zeros_like(context->leaves[i]);
+    *leaves[i] = leaves[i]->defined() ? *leaves[i] + gradient : std::move(gradient);
+  }
+  context->clear();
+}
+
+} // namespace piper::executor

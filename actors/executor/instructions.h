@@ -1,0 +1,157 @@
+// The opcodes. Each struct is filled by the binder (bound_plan.cpp), which also decides that what
+// is here is right: ranges in bounds, types equal, peers members of their groups.
+#pragma once
+
+#include "actors/executor/bound_instruction.h"
+#include "actors/executor/optimizer.h"
+#include "actors/executor/state.h"
+
+#include <span>
+
+namespace piper::executor {
+
+// ---- compute_instructions.cpp
+
+struct InputInstruction final : BoundInstruction {
+  const DataSource* data = nullptr;
+  BatchRequest request; ///< but for the iteration
+  std::vector<int64_t> shape;
+  ir::TensorType type;
+  at::Tensor* target = nullptr;
+
+protected:
+  Result<void> execute() override;
+};
+
+struct ForwardInstruction final : BoundInstruction {
+  std::vector<ForwardChunk> chunks;
+  std::vector<at::Tensor> internals; ///< values that only later chunks read
+
+  void clear() noexcept override;
+
+protected:
+  Result<void> execute() override;
+};
+
+struct SeedInstruction final : BoundInstruction {
+  at::Tensor scale; ///< never written
+  at::Tensor* target = nullptr;
+
+protected:
+  Result<void> execute() override;
+};
+
+struct BackwardInstruction final : BoundInstruction {
+  std::vector<BackwardChunk> chunks; ///< in forward order
+  std::vector<at::Tensor> internals; ///< gradients that only earlier chunks read
+
+  void clear() noexcept override;
+
+protected:
+  Result<void> execute() override;
+};
+
+struct AddInstruction final : BoundInstruction {
+  std::vector<at::Tensor*> parts;
+  at::Tensor* target = nullptr;
+
+protected:
+  Result<void> execute() override;
+};
+
+struct LossInstruction final : BoundInstruction {
+  const at::Tensor* loss = nullptr;
+  size_t microbatch = 0;
+
+protected:
+  Result<void> execute() override;
+};
+
+// ---- transport_instructions.cpp
+
+/// An instruction that uses the transport.
+struct TransportInstruction : BoundInstruction {
+  transport::Key key;
+  bool on_host() const noexcept final { return true; }
+
+protected:
+  Result<void> execute() final; ///< measures what a compute stream waits
+  virtual Result<void> transfer() = 0;
+};
+
+struct SendInstruction final : TransportInstruction {
+  at::Tensor* source = nullptr;
+  bool last_use = false; ///< the tensor itself goes
+  ir::DeviceIndex to = 0;
+
+protected:
+  Result<void> transfer() override;
+};
+
+struct RecvInstruction final : TransportInstruction {
+  at::Tensor* target = nullptr;
+  std::vector<int64_t> shape;
+  at::ScalarType dtype = at::kFloat;
+  size_t bytes = 0;
+  ir::DeviceIndex from = 0;
+
+protected:
+  Result<void> transfer() override;
+};
+
+struct CollectiveInstruction final : TransportInstruction {
+  enum class Kind : uint8_t { AllReduce, ReduceScatter, AllGather } kind = Kind::AllReduce;
+  std::span<const ir::DeviceIndex> group;
+  FlatRange range;
+
+protected:
+  Result<void> transfer() override;
+};
+
+struct CommitInstruction final : TransportInstruction {
+  std::span<const ir::DeviceIndex> world;
+  double clip_norm = 0;
+  std::vector<FlatRange> slices; ///< gradients that this device counts
+
+protected:
+  Result<void> transfer() override;
+};
+
+// ---- state_instructions.cpp
+
+struct UpdateInstruction final : BoundInstruction {
+  const OptimizerSpec* optimizer = nullptr;
+  FlatRange grad;                          ///< the whole bucket's
+  int64_t owned_begin = 0;                 ///< in it
+  FlatRange owned_param, moment1, moment2; ///< of the owned range
+  double* step = nullptr;                  ///< null: the optimizer counts no steps
+
+protected:
+  Result<void> execute() override;
+};
+
+struct CopyStateInstruction final : BoundInstruction {
+  FlatRange source, target;
+
+protected:
+  Result<void> execute() override;
+};
+
+struct SendStateInstruction final : TransportInstruction {
+  at::Tensor array; ///< that the range is in; kept alive until it has left
+  FlatRange source;
+  ir::DeviceIndex to = 0;
+
+protected:
+  Result<void> transfer() override;
+};
+
+struct RecvStateInstruction final : TransportInstruction {
+  FlatRange target;
+  ir::DeviceIndex from = 0;
+
+protected:
+  Result<void> transfer() override;
+};
+
+} // namespace piper::executor

@@ -1,0 +1,233 @@
+#include "actors/executor/state.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace piper::executor {
+
+using ir::StateKind;
+
+at::ScalarType to_scalar_type(ir::DType dtype) {
+  switch (dtype) {
+  case ir::DType::F32:
+    return at::kFloat;
+  case ir::DType::F64:
+    return at::kDouble;
+  case ir::DType::F16:
+    return at::kHalf;
+  case ir::DType::BF16:
+    return at::kBFloat16;
+  case ir::DType::I64:
+    return at::kLong;
+  case ir::DType::I32:
+    return at::kInt;
+  case ir::DType::U8:
+    return at::kByte;
+  case ir::DType::Bool:
+    return at::kBool;
+  }
+  return at::kFloat;
+}
+
+std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined())
+    return "no tensor";
+  std::string dtype = c10::toString(tensor.scalar_type());
+  for (auto known : {ir::DType::F32, ir::DType::F64, ir::DType::F16, ir::DType::BF16,
+                     ir::DType::I64, ir::DType::I32, ir::DType::U8, ir::DType::Bool})
+    if (to_scalar_type(known) == tensor.scalar_type())
+      dtype = ir::to_string(known);
+  return fmt::format("{}[{}]", dtype, fmt::join(tensor.sizes(), ","));
+}
+
+const at::Tensor& BucketState::array(StateKind kind) const {
+  switch (kind) {
+  case StateKind::Param:
+    return param;
+  case StateKind::Grad:
+    return grad;
+  case StateKind::Moment1:
+    return moment1;
+  case StateKind::Moment2:
+    return moment2;
+  case StateKind::Step:
+    break;
+  }
+  return step;
+}
+
+FlatRange BucketState::whole(StateKind kind) const {
+  const at::Tensor& tensor = array(kind);
+  return {static_cast<char*>(tensor.mutable_data_ptr()), tensor.numel(),
+          kind == StateKind::Step ? ir::DType::F64 : spec->dtype};
+}
+
+FlatRange BucketState::slice(StateKind kind) const {
+  FlatRange range = whole(kind);
+  range.count = spec->numel / ranks;
+  range.data += rank * range.bytes();
+  return range;
+}
+
+Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::PlanSet> plans,
+                                                     const ir::ModelSpec& model,
+                                                     const DeviceOptions& options,
+                                                     MemoryAccount& account) {
+  auto state = std::make_shared<EpochState>();
+  state->model_ = &model;
+  state->places_.resize(model.params.size());
+  state->buckets_.resize(plans->buckets.size());
+  auto kinds = options.optimizer.state();
+  auto keeps = [&](StateKind kind) {
+    return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+  };
+  auto zeros = [&](const char* holder, int64_t count, ir::DType dtype) {
+    HolderScope scope(&account.holder(holder));
+    return at::zeros({count}, to_scalar_type(dtype));
+  };
+  for (size_t b = 0; b < plans->buckets.size(); ++b) {
+    const ir::Bucket& spec = plans->buckets[b];
+    int rank = plans->rank_in(spec.group, options.index);
+    if (rank < 0)
+      continue;
+    if (spec.dtype != ir::DType::F32 && spec.dtype != ir::DType::F64)
+      return user_error(fmt::format("parameters of {} can't be trained", ir::to_string(spec.dtype)),
+                        "bucket " + spec.name, "use f32 or f64 parameters");
+    BucketState& bucket = state->buckets_[b];
+    bucket.spec = &spec;
+    bucket.rank = rank;
+    bucket.ranks = static_cast<int>(plans->groups[spec.group.value].devices.size());
+    bucket.owned_count = spec.shard_optimizer ? spec.numel / bucket.ranks : spec.numel;
+    bucket.owned_begin = spec.shard_optimizer ? rank * bucket.owned_count : 0;
+    bucket.param = zeros("parameters", spec.numel, spec.dtype);
+    bucket.grad = zeros("gradients", spec.numel, spec.dtype);
+    if (keeps(StateKind::Moment1))
+      bucket.moment1 = zeros("optimizer", bucket.owned_count, spec.dtype);
+    if (keeps(StateKind::Moment2))
+      bucket.moment2 = zeros("optimizer", bucket.owned_count, spec.dtype);
+    if (keeps(StateKind::Step))
+      bucket.step = zeros("optimizer", 1, ir::DType::F64);
+    for (size_t i = 0; i < spec.params.size(); ++i)
+      state->places_[spec.params[i].value] = {ir::BucketId(b), spec.offsets[i]};
+  }
+  state->plans_ = std::move(plans);
+  return state;
+}
+
+Result<FlatRange> EpochState::range(const ir::StateRange& range) const {
+  const BucketState& bucket = buckets_[range.bucket.value];
+  const at::Tensor* array = bucket.spec ? &bucket.array(range.kind) : nullptr;
+  bool owned_only = range.kind == StateKind::Moment1 || range.kind == StateKind::Moment2;
+  int64_t begin = range.begin - (owned_only ? bucket.owned_begin : 0);
+  if (!array || !array->defined() || begin < 0 || begin + range.count > array->numel())
+    return internal_error(fmt::format("{} [{}, {}) of bucket {} in epoch {} is not on this device",
+                                      ir::to_string(range.kind), range.begin,
+                                      range.begin + range.count,
+                                      plans_->buckets[range.bucket.value].name, range.epoch));
+  FlatRange result = bucket.whole(range.kind);
+  result.data += begin * ir::size_of(result.dtype);
+  result.count = range.count;
+  return result;
+}
+
+at::Tensor EpochState::view(ir::ParamId id, StateKind kind) const {
+  const Place& place = places_[id.value];
+  if (!place.bucket)
+    return {};
+  const ir::TensorType& type = model_->param(id).type;
+  return buckets_[place.bucket.value]
+      .array(kind)
+      .narrow(0, place.offset, type.numel(0))
+      .view(type.shape(0));
+}
+
+std::vector<ir::ParamId> EpochState::params() const {
+  std::vector<ir::ParamId> held;
+  for (size_t p = 0; p < places_.size(); ++p)
+    if (places_[p].bucket)
+      held.emplace_back(p);
+  return held;
+}
+
+void EpochState::attach(PlacedModule& module) const {
+  for (PlacedModule::Param& p : module.params) {
+    p.tensor.set_data(param(p.id));
+    p.tensor.mutable_grad() = grad(p.id);
+  }
+  module.home = this;
+}
+
+void EpochState::clear_grads() {
+  for (BucketState& bucket : buckets_)
+    if (bucket.spec)
+      bucket.grad.zero_();
+}
+
+void EpochState::clear_optimizer() {
+  for (BucketState& bucket : buckets_)
+    for (const at::Tensor* array : {&bucket.moment1, &bucket.moment2, &bucket.step})
+      if (array->defined())
+        array->zero_();
+}
+
+namespace {
+
+/// The module's parameters with the logical ones they stand for, checked against the model.
+Result<std::vector<PlacedModule::Param>> match_params(const Model& model, uint32_t index,
+                                                      const BuiltModule& built) {
+  const ModuleFactory& factory = model.modules[index];
+  std::vector<PlacedModule::Param> params;
+  if (!built.module)
+    return params;
+  auto named = built.module->named_parameters();
+  for (const auto& [name, id] : factory.params) {
+    const ir::ModelParam& spec = model.spec->param(id);
+    const at::Tensor* tensor = named.find(name);
+    if (!tensor)
+      return user_error(fmt::format("the factory made no parameter '{}'", name),
+                        "module " + factory.name, "a factory must make the same module every time");
+    if (std::string found = describe(*tensor); found != spec.type.to_string())
+      return user_error(fmt::format("parameter '{}' is {}, but the model has {}", name, found,
+                                    spec.type.to_string()),
+                        "module " + factory.name, "a factory must make the same module every time");
+    params.push_back({*tensor, id});
+  }
+  return params;
+}
+
+/// Builds the module and copies its initial weights into the buckets.
+Result<PlacedModule> build_into(const Model& model, uint32_t index, uint64_t seed,
+                                const EpochState& state) {
+  PlacedModule placed{.index = index, .built = model.build(index, seed)};
+  PIPER_TRY(placed.params, match_params(model, index, placed.built));
+  for (PlacedModule::Param& p : placed.params) {
+    at::Tensor flat = state.param(p.id);
+    if (!flat.defined())
+      return internal_error(fmt::format("no bucket on this device holds parameter '{}'",
+                                        model.spec->param(p.id).name),
+                            "module " + model.modules[index].name);
+    flat.copy_(p.tensor.detach());
+  }
+  return placed;
+}
+
+} // namespace
+
+Result<std::shared_ptr<PlacedModule>> place_module(const Model& model, uint32_t index,
+                                                   uint64_t seed, const EpochState& state) {
+  PIPER_TRY(PlacedModule placed, build_into(model, index, seed, state));
+  state.attach(placed);
+  return std::make_shared<PlacedModule>(std::move(placed));
+}
+
+Result<void> fill_initial(const Model& model, uint32_t index, uint64_t seed,
+                          const EpochState& state) {
+  PIPER_TRY(PlacedModule placed, build_into(model, index, seed, state));
+  return {};
+}
+
+} // namespace piper::executor

@@ -1,0 +1,102 @@
+// EpochState: the flat buckets of one epoch on one device, and the modules whose parameters are
+// views of them.
+#pragma once
+
+#include "actors/executor/device.h"
+#include "actors/executor/memory.h"
+
+#include <span>
+
+namespace piper::executor {
+
+/// A contiguous run of elements in a bucket's array.
+struct FlatRange {
+  char* data = nullptr;
+  int64_t count = 0;
+  ir::DType dtype = ir::DType::F32;
+  int64_t bytes() const { return count * ir::size_of(dtype); }
+};
+
+/// The arrays of a bucket on one device. Undefined where the device isn't in the bucket's group or
+/// the optimizer doesn't keep them.
+struct BucketState {
+  const ir::Bucket* spec = nullptr; ///< null: not on this device
+  int rank = 0, ranks = 1;          ///< in the bucket's group
+  at::Tensor param, grad;           ///< numel elements
+  at::Tensor moment1, moment2;      ///< those of the owned range
+  at::Tensor step;                  ///< one double: updates so far
+  int64_t owned_begin = 0;          ///< what this device updates
+  int64_t owned_count = 0;
+
+  const at::Tensor& array(ir::StateKind kind) const;
+  /// [rank, rank + 1) x numel / ranks: each element is in the slice of one rank.
+  FlatRange slice(ir::StateKind kind) const;
+  FlatRange whole(ir::StateKind kind) const;
+};
+
+class EpochState;
+
+/// A module that this device has built; shared by the plans of all epochs that use it.
+struct PlacedModule {
+  struct Param {
+    at::Tensor tensor; ///< the module's own; its data is a view of a bucket
+    ir::ParamId id;
+  };
+  uint32_t index = 0; ///< into Model::modules
+  BuiltModule built;
+  std::vector<Param> params;
+  const EpochState* home = nullptr; ///< whose buckets the parameters are in
+};
+
+class EpochState {
+public:
+  /// Nothing but initial weights and zeros has been written to it.
+  bool pristine = true;
+
+  /// Allocates the buckets that `device` holds, all zero. May throw c10::OutOfMemoryError.
+  static Result<std::shared_ptr<EpochState>> make(std::shared_ptr<const ir::PlanSet> plans,
+                                                  const ir::ModelSpec& model,
+                                                  const DeviceOptions& options,
+                                                  MemoryAccount& account);
+
+  const ir::PlanSet& plans() const { return *plans_; }
+  std::span<BucketState> buckets() { return buckets_; } ///< by BucketId
+  /// The range of a bucket's array; an Internal error if this device doesn't keep all of it.
+  Result<FlatRange> range(const ir::StateRange& range) const;
+
+  /// Views of a parameter and of its gradient in its bucket; undefined if it isn't held.
+  at::Tensor param(ir::ParamId id) const { return view(id, ir::StateKind::Param); }
+  at::Tensor grad(ir::ParamId id) const { return view(id, ir::StateKind::Grad); }
+  std::vector<ir::ParamId> params() const; ///< that are held, in order
+
+  /// Makes the module's parameters and gradients views of the buckets.
+  void attach(PlacedModule& module) const;
+  void clear_grads();
+  void clear_optimizer();
+
+private:
+  struct Place {
+    ir::BucketId bucket;
+    int64_t offset = 0;
+  };
+  at::Tensor view(ir::ParamId id, ir::StateKind kind) const;
+
+  std::shared_ptr<const ir::PlanSet> plans_;
+  const ir::ModelSpec* model_ = nullptr;
+  std::vector<BucketState> buckets_;
+  std::vector<Place> places_; ///< of each parameter of the model
+};
+
+/// Builds module `index`, checks its parameters against the model's, and attaches it to `state`,
+/// with its initial weights in the buckets. Throws what the factory throws.
+Result<std::shared_ptr<PlacedModule>> place_module(const Model& model, uint32_t index,
+                                                   uint64_t seed, const EpochState& state);
+/// Only the initial weights: builds the module and drops it. Throws what the factory throws.
+Result<void> fill_initial(const Model& model, uint32_t index, uint64_t seed,
+                          const EpochState& state);
+
+at::ScalarType to_scalar_type(ir::DType dtype);
+/// "f32[3,4]", as TensorType prints it.
+std::string describe(const at::Tensor& tensor);
+
+} // namespace piper::executor
