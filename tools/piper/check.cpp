@@ -117,7 +117,7 @@ Result<Comparison> run_check(const Registry& registry, CLI::App& verb, CheckFlag
   PIPER_TRY(SessionOptions options, flags.job.session_options());
   PIPER_TRY(ir::Strategy single, reference_strategy(model, strategy, options.devices));
 
-  Console console(flags.verbose ? LogLevel::Debug : LogLevel::Warning);
+  Console console(flags.verbose);
   options.log = console.log_sink();
   SessionOptions alone = options;
   alone.devices = 1;

@@ -15,7 +15,7 @@ constexpr double kSmoothing = 0.1;
 constexpr const char* kClearLine = "\r\033[K";
 } // namespace
 
-Console::Console(LogLevel level) : level_(level), terminal_(isatty(STDOUT_FILENO)) {}
+Console::Console(bool verbose) : verbose_(verbose), terminal_(isatty(STDOUT_FILENO)) {}
 
 Console::~Console() {
   if (bar_shown_)
@@ -24,9 +24,9 @@ Console::~Console() {
 }
 
 LogSink Console::log_sink() {
+  if (!verbose_)
+    return {};
   return [this](LogLevel level, const std::string& text) {
-    if (level < level_)
-      return;
     std::lock_guard lock(mutex_);
     clear_bar();
     fmt::print(stderr, "piper: {}{}\n", level == LogLevel::Error ? "error: " : "", text);

@@ -1,5 +1,5 @@
-// What the program shows while it trains: a bar on a terminal, plain lines elsewhere, and the log
-// on stderr. Thread-safe.
+// What the program shows while it trains: a bar on a terminal, plain lines elsewhere, and on stderr
+// the log, if wanted. Thread-safe.
 #pragma once
 
 #include "actors/session.h"
@@ -11,8 +11,8 @@ namespace piper::cli {
 
 class Console {
 public:
-  /// Shows log lines from `level` on.
-  explicit Console(LogLevel level);
+  /// Without `verbose` the log is not shown: each failure in it is also the result of some call.
+  explicit Console(bool verbose);
   ~Console();
 
   /// Valid as long as the console is.
@@ -25,7 +25,7 @@ public:
 private:
   void clear_bar();
 
-  const LogLevel level_;
+  const bool verbose_;
   const bool terminal_;
   std::mutex mutex_;
   bool bar_shown_ = false;

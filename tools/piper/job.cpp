@@ -185,7 +185,8 @@ Result<Model> Job::build_model(const Registry& registry) const {
   return registry.build(model_name, model_config());
 }
 
-Result<ir::Strategy> Job::read_strategy(const std::string& text, const std::string& flag) const {
+Result<ir::Strategy> read_strategy(const std::string& text, int64_t microbatches,
+                                   const std::string& flag) {
   if (text.empty())
     return user_error("no strategy is given", flag,
                       "give a JSON file or a name such as single, dp:2 or 1f1b:4");
@@ -197,7 +198,7 @@ Result<ir::Strategy> Job::read_strategy(const std::string& text, const std::stri
     return user_error(fmt::format("there is no file {}", text), flag);
   ir::Strategy strategy;
   strategy.name = text;
-  strategy.schedule(text, microbatches_);
+  strategy.schedule(text, microbatches);
   return strategy;
 }
 

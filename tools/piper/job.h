@@ -13,6 +13,11 @@
 
 namespace piper::cli {
 
+/// The strategy of a JSON file, or of an expression such as "dp:2x1f1b:2" with its microbatches (0:
+/// the builder's choice); `flag` is where it was given.
+Result<ir::Strategy> read_strategy(const std::string& text, int64_t microbatches,
+                                   const std::string& flag);
+
 /// A job as the command line and `--config` describe it.
 class Job {
 public:
@@ -31,9 +36,13 @@ public:
   std::string model_config() const { return config_.dump(); }
   Result<Model> build_model(const Registry& registry) const;
   /// `--strategy`.
-  Result<ir::Strategy> strategy() const { return read_strategy(strategy_, "--strategy"); }
-  /// A JSON file, or an expression such as "dp:2x1f1b:2"; `flag` is where it was given.
-  Result<ir::Strategy> read_strategy(const std::string& text, const std::string& flag) const;
+  Result<ir::Strategy> strategy() const {
+    return read_strategy(strategy_, microbatches_, "--strategy");
+  }
+  /// Another strategy for the same job, given at `flag`.
+  Result<ir::Strategy> other_strategy(const std::string& text, const std::string& flag) const {
+    return read_strategy(text, microbatches_, flag);
+  }
   /// Compiles each of the strategies, so that one that does not fit the model is told at once, and
   /// sets `devices` to what they need if the flags left it open.
   Result<void> settle_devices(const Model& model, const std::vector<ir::Strategy>& strategies);

@@ -53,7 +53,7 @@ Result<PlannedChange> parse_change(const Job& job, const std::string& text) {
       std::from_chars(text.data(), end, change.iteration).ptr != end || change.iteration < 1)
     return user_error(fmt::format("\"{}\" is not ITER=STRATEGY", text), "--at",
                       "write for example --at 20=1f1b:4, with an iteration from 1 on");
-  PIPER_TRY(change.strategy, job.read_strategy(text.substr(sign + 1), "--at"));
+  PIPER_TRY(change.strategy, job.other_strategy(text.substr(sign + 1), "--at"));
   return change;
 }
 
@@ -139,7 +139,7 @@ Result<void> run_train(const Registry& registry, CLI::App& verb, TrainFlags& fla
   PIPER_TRY(SessionOptions options, flags.job.session_options());
   options.control = flags.control;
 
-  Console console(flags.verbose ? LogLevel::Debug : LogLevel::Warning);
+  Console console(flags.verbose);
   options.log = console.log_sink();
   Interruptible interruptible;
   PendingChange pending;

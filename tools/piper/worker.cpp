@@ -30,7 +30,7 @@ void add_worker(CLI::App& program, const Registry& registry, int& exit_code) {
       exit_code = fail(read.error());
       return;
     }
-    Console console(flags->verbose ? LogLevel::Debug : LogLevel::Warning);
+    Console console(flags->verbose);
     WorkerOptions options;
     options.join = flags->join;
     options.join_timeout =
