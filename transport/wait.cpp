@@ -31,17 +31,25 @@ void Event::set() {
     syscall(SYS_futex, &state_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
 }
 
-bool Event::wait_until(Deadline deadline, std::chrono::nanoseconds spin) {
+void Spinner::yield() {
+  constexpr std::chrono::microseconds kLong{200}, kCrowded{20'000};
+  const auto begin = Clock::now();
+  std::this_thread::yield();
+  const auto end = Clock::now();
+  if (end - begin > kLong)
+    crowded_until_.store(end + kCrowded, std::memory_order_relaxed);
+}
+
+bool Event::wait_until(Deadline deadline, Spinner& spinner) {
+  const auto begin = Clock::now();
+  while (!is_set() && Clock::now() < std::min(deadline, begin + spinner.limit()))
+    spinner.yield();
+  return sleep_until(deadline);
+}
+
+bool Event::sleep_until(Deadline deadline) {
   if (is_set())
     return true;
-  if (spin.count() > 0) {
-    const auto end = std::min(deadline, Clock::now() + spin);
-    do {
-      std::this_thread::yield();
-      if (is_set())
-        return true;
-    } while (Clock::now() < end);
-  }
   uint32_t expected = kClear;
   state_.compare_exchange_strong(expected, kSleeping, std::memory_order_acq_rel);
   while (!is_set()) {

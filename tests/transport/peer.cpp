@@ -18,20 +18,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::string to_hex(const std::string& bytes) {
-  std::string out;
-  for (unsigned char c : bytes)
-    out += fmt::format("{:02x}", c);
-  return out;
-}
-
-std::string from_hex(const std::string& hex) {
-  std::string out;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2)
-    out += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
-  return out;
-}
-
 std::vector<DeviceIndex> parse_devices(const std::string& text) {
   std::vector<DeviceIndex> out;
   std::istringstream in(text);
@@ -56,8 +42,10 @@ std::string chatter(Endpoint& endpoint) {
   }
 }
 
-std::string benchmark(Endpoint& endpoint) {
-  const auto sizes = default_bench_sizes();
+std::string benchmark(Endpoint& endpoint, const std::string& only) {
+  std::vector<size_t> sizes = default_bench_sizes();
+  if (!only.empty())
+    sizes = {std::stoul(only)};
   auto rows = run_transport_bench_rank(endpoint, sizes, 400ms);
   if (!rows.ok())
     return rows.error().to_string();
@@ -74,8 +62,8 @@ std::string run(const std::string& name, UcxFabric& fabric, const std::vector<De
   Endpoint& endpoint = fabric.endpoint(devices[0]);
   if (name == "chatter")
     return chatter(endpoint);
-  if (name == "bench")
-    return benchmark(endpoint);
+  if (name.rfind("bench", 0) == 0) // "bench", or "bench" and a size
+    return benchmark(endpoint, name.substr(5));
   if (name == "leave") // a last message, then the fabric goes
     return endpoint.send(0, {1, 1}, make_payload(pattern(100'000, 3))).ok() ? "ok" : "send failed";
   for (const auto& scenario : scenarios()) {

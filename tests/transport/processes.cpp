@@ -13,20 +13,6 @@ namespace piper::transport::testing {
 
 using namespace std::chrono_literals;
 
-std::string to_hex(const std::string& bytes) {
-  std::string out;
-  for (unsigned char c : bytes)
-    out += fmt::format("{:02x}", c);
-  return out;
-}
-
-std::string from_hex(const std::string& hex) {
-  std::string out;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2)
-    out += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
-  return out;
-}
-
 PeerProcess::PeerProcess(UcxMode mode, const std::string& name,
                          const std::vector<DeviceIndex>& devices,
                          const std::vector<std::vector<DeviceIndex>>& others) {

@@ -8,9 +8,6 @@
 
 namespace piper::transport::testing {
 
-std::string to_hex(const std::string& bytes);
-std::string from_hex(const std::string& hex);
-
 class PeerProcess {
 public:
   /// `others` are the devices of each other process.

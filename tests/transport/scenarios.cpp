@@ -91,6 +91,20 @@ Deadline in(std::chrono::milliseconds time) {
   return Clock::now() + time;
 }
 
+std::string to_hex(const std::string& bytes) {
+  std::string out;
+  for (unsigned char c : bytes)
+    out += fmt::format("{:02x}", c);
+  return out;
+}
+
+std::string from_hex(const std::string& hex) {
+  std::string out;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2)
+    out += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return out;
+}
+
 namespace {
 
 void send(Rank& r, DeviceIndex to, const Key& key, size_t bytes, uint64_t seed) {

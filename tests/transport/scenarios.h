@@ -63,5 +63,8 @@ std::vector<std::byte> pattern(size_t bytes, uint64_t seed);
 /// A payload that owns a copy of `bytes`; `released`, if given, counts its release.
 Payload make_payload(std::vector<std::byte> bytes, std::atomic<int>* released = nullptr);
 Deadline in(std::chrono::milliseconds time);
+/// Addresses as text, for the pipes between processes.
+std::string to_hex(const std::string& bytes);
+std::string from_hex(const std::string& hex);
 
 } // namespace piper::transport::testing

@@ -88,7 +88,7 @@ const std::vector<World>& worlds() {
                       }});
       list.push_back(
           {fmt::format("ucx over {}, 2 fabrics of 2 devices", name), [mode](const Scenario& s) {
-             return run_on_ucx(s, mode, {{0, 1}, {3, 2}}, false);
+             return run_on_ucx(s, mode, {{1, 0}, {3, 2}}, false);
            }});
       list.push_back({fmt::format("routed, ucx over {}", name), [mode](const Scenario& s) {
                         return run_on_ucx(s, mode, {{0, 2}, {1}}, true);

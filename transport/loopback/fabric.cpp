@@ -9,8 +9,8 @@ namespace piper::transport {
 
 class LoopbackFabric::LoopbackEndpoint final : public Endpoint {
 public:
-  LoopbackEndpoint(LoopbackFabric& fabric, DeviceIndex self, std::chrono::nanoseconds spin)
-      : fabric_(fabric), self_(self), inbox_(self, spin) {}
+  LoopbackEndpoint(LoopbackFabric& fabric, DeviceIndex self)
+      : fabric_(fabric), self_(self), inbox_(self, fabric.spinner_) {}
 
   DeviceIndex self() const override { return self_; }
 
@@ -83,11 +83,11 @@ private:
 };
 
 LoopbackFabric::LoopbackFabric(std::span<const DeviceIndex> devices, LoopbackOptions options)
-    : meetings_(devices.size(), options.spin) {
+    : spinner_(options.spin), meetings_(devices.size(), spinner_) {
   for (DeviceIndex device : devices) {
     if (device >= endpoints_.size())
       endpoints_.resize(device + 1);
-    endpoints_[device] = std::make_unique<LoopbackEndpoint>(*this, device, options.spin);
+    endpoints_[device] = std::make_unique<LoopbackEndpoint>(*this, device);
   }
 }
 

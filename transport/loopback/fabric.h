@@ -34,6 +34,7 @@ private:
   class LoopbackEndpoint;
   LoopbackEndpoint* find(DeviceIndex device) const;
 
+  Spinner spinner_;
   Meetings meetings_;
   std::vector<std::unique_ptr<LoopbackEndpoint>> endpoints_; ///< by device
 };

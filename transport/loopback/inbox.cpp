@@ -74,7 +74,7 @@ Result<Payload> Inbox::take(DeviceIndex from, const Key& key, Deadline deadline)
   Waiter waiter;
   add_locked(list, from, key, {}, &waiter);
   lock.unlock();
-  if (!waiter.event.wait_until(deadline, spin_)) {
+  if (!waiter.event.wait_until(deadline, spinner_)) {
     lock.lock();
     auto mine =
         std::find_if(list.begin(), list.end(), [&](const Entry& e) { return e.waiter == &waiter; });
@@ -83,7 +83,7 @@ Result<Payload> Inbox::take(DeviceIndex from, const Key& key, Deadline deadline)
       return timeout_error(self_, from, key);
     }
     lock.unlock();
-    waiter.event.wait_until(Deadline::max(), spin_); // it is being set right now
+    waiter.event.wait_until(Deadline::max(), spinner_); // it is being set right now
   }
   if (waiter.error)
     return std::move(*waiter.error);

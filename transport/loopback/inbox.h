@@ -10,10 +10,11 @@
 
 namespace piper::transport {
 
-/// Safe for any number of threads. Allocates only when it holds more entries than ever before.
+/// Safe for any number of threads. Allocates only when it holds more entries than ever before, and
+/// more than 64.
 class Inbox {
 public:
-  Inbox(DeviceIndex self, std::chrono::nanoseconds spin) : self_(self), spin_(spin) {}
+  Inbox(DeviceIndex self, Spinner& spinner) : self_(self), spinner_(spinner), free_(64) {}
 
   /// Hands the message to the first who waits for it, or keeps it. One of an ended epoch is
   /// dropped.
@@ -47,7 +48,7 @@ private:
   Result<void> check_locked(const Key& key) const;
 
   const DeviceIndex self_;
-  const std::chrono::nanoseconds spin_;
+  Spinner& spinner_;
   std::mutex mutex_;
   std::array<List, 256> buckets_;
   List free_;

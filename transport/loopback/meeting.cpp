@@ -15,6 +15,18 @@ constexpr size_t kBlockBytes = 64 << 10;
 
 } // namespace
 
+Meetings::Meetings(size_t devices, Spinner& spinner) : devices_(devices), spinner_(spinner) {
+  for (int i = 0; i < 8; ++i)
+    add_free();
+}
+
+void Meetings::add_free() {
+  Meeting& fresh = free_.emplace_back();
+  fresh.group.reserve(devices_);
+  fresh.data.reserve(devices_);
+  fresh.members.reserve(devices_);
+}
+
 Meetings::List::iterator Meetings::find_or_open(const Collective& call, size_t rank) {
   auto at = std::find_if(open_.begin(), open_.end(), [&](const Meeting& m) {
     return m.call.kind == call.kind && m.call.key == call.key && !m.members[rank] &&
@@ -22,12 +34,8 @@ Meetings::List::iterator Meetings::find_or_open(const Collective& call, size_t r
   });
   if (at != open_.end())
     return at;
-  if (free_.empty()) {
-    Meeting& fresh = free_.emplace_back();
-    fresh.group.reserve(devices_);
-    fresh.data.reserve(devices_);
-    fresh.members.reserve(devices_);
-  }
+  if (free_.empty())
+    add_free();
   Meeting& m = free_.front();
   m.call = call;
   m.group.assign(call.group.begin(), call.group.end());
@@ -79,7 +87,7 @@ Result<void> Meetings::join(const Collective& call, size_t rank, Inbox& inbox, D
         m.members[r]->done.set();
       m.members[r]->begun.set();
     }
-  } else if (!me.begun.wait_until(deadline, spin_)) {
+  } else if (!me.begun.wait_until(deadline, spinner_)) {
     lock.lock();
     if (!me.error && m.members[rank] == &me && m.arrived < m.members.size()) {
       std::vector<DeviceIndex> missing;
@@ -90,14 +98,14 @@ Result<void> Meetings::join(const Collective& call, size_t rank, Inbox& inbox, D
       return timeout_error(call.group[rank], missing, call.key);
     }
     lock.unlock();
-    me.begun.wait_until(Deadline::max(), spin_); // the last one came just now
+    me.begun.wait_until(Deadline::max(), spinner_); // the last one came just now
   }
   if (me.error)
     return std::move(*me.error);
 
   work(m);
   // Others may still read or write this member's buffer; they are running, so this is short.
-  me.done.wait_until(Deadline::max(), spin_);
+  me.done.wait_until(Deadline::max(), spinner_);
   if (m.left.fetch_add(1, std::memory_order_acq_rel) + 1 == m.members.size()) {
     lock.lock();
     free_.splice(free_.begin(), running_, meeting);

@@ -13,10 +13,10 @@
 namespace piper::transport {
 
 /// The meetings of one process. Safe for any number of threads; allocates only when more meetings
-/// are open at once than ever before.
+/// are held at once than ever before, and more than 8.
 class Meetings {
 public:
-  Meetings(size_t devices, std::chrono::nanoseconds spin) : devices_(devices), spin_(spin) {}
+  Meetings(size_t devices, Spinner& spinner);
 
   /// Takes part as `rank`, which `call.check` gave, unless `inbox`, the member's own, is aborted.
   /// Timeout names the members that did not come; once all have come it cannot fail.
@@ -46,13 +46,14 @@ private:
   };
   using List = std::list<Meeting>; // nodes only ever move between lists
 
+  void add_free();
   List::iterator find_or_open(const Collective& call, size_t rank);
   void withdraw(List::iterator meeting, size_t rank);
   static void work(Meeting& meeting);
   static void do_block(Meeting& meeting, size_t block);
 
   const size_t devices_;
-  const std::chrono::nanoseconds spin_;
+  Spinner& spinner_;
   std::mutex mutex_;
   List open_; ///< not all have come; oldest first
   List running_;

@@ -25,6 +25,7 @@ Result<std::unique_ptr<UcxFabric>> UcxFabric::create(UcxOptions options) {
     return internal_error(fmt::format("a UCX fabric needs 1 to {} distinct devices, none above {}",
                                       kTagMaxPlaces, kTagMaxDevice),
                           "ucx");
+  options.devices.assign(distinct.begin(), distinct.end()); // a place is the index in this order
   auto state = std::make_unique<State>();
   PIPER_TRY(state->worker, UcxWorker::create(options));
   PIPER_TRY(UcxConnection * own,
@@ -49,7 +50,8 @@ const std::string& UcxFabric::address() const {
 }
 
 Result<void> UcxFabric::connect(std::span<const UcxPeer> peers) {
-  for (const UcxPeer& peer : peers) {
+  for (UcxPeer peer : peers) {
+    std::sort(peer.devices.begin(), peer.devices.end());
     if (peer.devices.empty() || peer.devices.size() > kTagMaxPlaces)
       return internal_error("a peer has no devices, or too many", "ucx");
     {

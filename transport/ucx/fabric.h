@@ -28,8 +28,8 @@ struct UcxOptions {
 
 /// Another process of the job.
 struct UcxPeer {
-  std::string address; ///< its UcxFabric::address()
-  std::vector<DeviceIndex> devices;
+  std::string address;              ///< its UcxFabric::address()
+  std::vector<DeviceIndex> devices; ///< all of that process's, in any order
 };
 
 /// The devices of this process, connected to those of other processes (and to each other). Owns

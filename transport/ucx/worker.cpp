@@ -29,14 +29,12 @@ Error ucx_error(const char* what, ucs_status_t status) {
 // ---------------------------------------------------------------- opening and connecting
 
 Result<std::unique_ptr<UcxWorker>> UcxWorker::create(const UcxOptions& options) {
-  std::unique_ptr<UcxWorker> worker(new UcxWorker());
+  std::unique_ptr<UcxWorker> worker(new UcxWorker(options));
   PIPER_CHECK_OK(worker->open(options));
   return worker;
 }
 
 Result<void> UcxWorker::open(const UcxOptions& options) {
-  spin_ = options.spin;
-  linger_ = options.linger;
   unsigned major = 0, minor = 0, release = 0;
   ucp_get_version(&major, &minor, &release);
   if (major != kMajor || minor != kMinor)
@@ -51,8 +49,8 @@ Result<void> UcxWorker::open(const UcxOptions& options) {
   if (auto status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK)
     return ucx_error("reading the configuration", status);
   const char* tls = options.mode == UcxMode::Tcp            ? "tcp,self"
-                    : options.mode == UcxMode::SharedMemory ? "sm,self"
-                                                            : "sm,tcp,self";
+                    : options.mode == UcxMode::SharedMemory ? "posix,sysv,self"
+                                                            : "posix,sysv,tcp,self";
   const std::string keepalive = fmt::format("{}ms", options.keepalive.count());
   const std::pair<const char*, const char*> settings[] = {
       {"TLS", tls},
@@ -345,7 +343,8 @@ ucs_status_t UcxWorker::on_retract(void* worker, const void* header, size_t head
   uint64_t tag = 0;
   if (header_length == sizeof(tag)) {
     std::memcpy(&tag, header, sizeof(tag));
-    static_cast<UcxWorker*>(worker)->retracted_.push_back(tag);
+    while (static_cast<UcxWorker*>(worker)->drop_message(tag)) {
+    }
   }
   return UCS_OK;
 }
@@ -377,8 +376,8 @@ void UcxWorker::close(UcxConnection& connection, bool force) {
     ++closing_;
 }
 
-/// Does what a callback may not: closes what failed, drops what was taken back.
-void UcxWorker::settle(const Lock& l) {
+/// Closes what failed, which a callback may not.
+void UcxWorker::settle(const Lock&) {
   for (size_t i = 0; i < failed_.size(); ++i) { // closing may add to it
     UcxConnection* c = failed_[i];
     for (UcxOp *op = ops_, *next; op; op = next) {
@@ -389,9 +388,6 @@ void UcxWorker::settle(const Lock& l) {
     close(*c, true);
   }
   failed_.clear();
-  for (uint64_t tag : retracted_)
-    drop_messages(l, {tag, UINT64_MAX});
-  retracted_.clear();
 }
 
 void UcxWorker::end(std::span<UcxOp> ops) {
@@ -432,7 +428,7 @@ unsigned UcxWorker::progress(const Lock& l) {
       break;
     total += n;
   }
-  if (!failed_.empty() || !retracted_.empty())
+  if (!failed_.empty())
     settle(l);
   return total;
 }
@@ -446,7 +442,7 @@ bool UcxWorker::wait(Event& event, Deadline deadline) {
   if (event.is_set())
     return true;
   ++polling_;
-  for (auto end = Clock::now() + spin_;;) {
+  for (auto end = Clock::now() + spinner_.limit();;) {
     unsigned n = 0;
     if (Lock l(mutex_, std::try_to_lock); l.owns_lock())
       n = progress(l);
@@ -456,11 +452,11 @@ bool UcxWorker::wait(Event& event, Deadline deadline) {
     if (now >= deadline)
       break;
     if (n > 0)
-      end = now + spin_;
+      end = now + spinner_.limit();
     else if (now >= end)
       break;
     else
-      std::this_thread::yield();
+      spinner_.yield();
   }
   --polling_;
   if (!event.is_set() && Clock::now() < deadline) {
@@ -477,7 +473,7 @@ bool UcxWorker::wait(Event& event, Deadline deadline) {
       leading_ = false;
     } else {
       // Someone else drives, and hands over to the background thread when done before us.
-      event.wait_until(deadline, 0ns);
+      event.sleep_until(deadline);
     }
   }
   hand_over();
@@ -487,7 +483,7 @@ bool UcxWorker::wait(Event& event, Deadline deadline) {
 void UcxWorker::lead(const std::function<bool()>& stop, Deadline deadline) {
   constexpr auto kShortNap = 50us, kLongNap = 1000us;
   constexpr int kBusyRounds = 16;
-  auto dry_since = Clock::now() - spin_;
+  auto dry_since = Deadline::min(); // the caller has polled already
   auto nap = kShortNap;
   int busy = 0;
   while (!stop()) {
@@ -502,9 +498,9 @@ void UcxWorker::lead(const std::function<bool()>& stop, Deadline deadline) {
       busy = 0;
       continue;
     }
-    if (now - dry_since < spin_) {
+    if (now < dry_since + spinner_.limit()) {
       l.unlock();
-      std::this_thread::yield();
+      spinner_.yield();
       continue;
     }
     const bool armed = ucp_worker_arm(worker_) == UCS_OK;

@@ -94,12 +94,11 @@ public:
   void end(std::span<UcxOp> ops);
   /// Has someone drive what was just sent, as the caller will not wait for it.
   void drive_in_background();
-  /// Called by the background thread about 20 times a second, under the lock. Set before the first
-  /// connection.
+  /// Called by the background thread about 20 times a second, under the lock. Set under the lock.
   std::function<void(const Lock&)> on_tick;
 
 private:
-  UcxWorker() = default;
+  explicit UcxWorker(const UcxOptions& options) : spinner_(options.spin), linger_(options.linger) {}
   Result<void> open(const UcxOptions& options);
   unsigned progress(const Lock&);
   void complete(UcxOp& op, ucs_status_t status, size_t length);
@@ -124,8 +123,8 @@ private:
                                  size_t, const ucp_am_recv_param_t*);
   void send_note(UcxConnection& connection, unsigned id, const void* header, size_t bytes);
 
-  std::chrono::nanoseconds spin_{};
-  std::chrono::milliseconds linger_{};
+  Spinner spinner_;
+  const std::chrono::milliseconds linger_;
   std::string address_;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
@@ -138,7 +137,6 @@ private:
   UcxSend* free_sends_ = nullptr;
   size_t closing_ = 0;                 ///< endpoints whose close has not completed
   std::vector<UcxConnection*> failed_; ///< by a callback, to be settled after it
-  std::vector<uint64_t> retracted_;    ///< tags whose messages the sender took back
   Event* leaders_event_ = nullptr;     ///< what the sleeping leader waits for
 
   std::atomic<size_t> outstanding_{0}; ///< operations and sends in flight
