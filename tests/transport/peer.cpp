@@ -1,6 +1,6 @@
 // A process of the transport tests. Talks with the test through stdin and stdout:
 //
-//   peer MODE NAME DEVICES ALL     devices as "0,1/2" : this process's first, then the others'
+//   transport_peer MODE NAME DEVICES OTHERS...    its devices, then each other process's: 0 1,2
 //
 // It prints its address in hex, reads those of the other processes (one line each, in the order of
 // the arguments), connects, runs what NAME says, and prints what failed, or "ok".
@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 #include <iostream>
 #include <sstream>
-#include <thread>
 
 namespace piper::transport::testing {
 namespace {
@@ -69,17 +68,10 @@ std::string run(const std::string& name, UcxFabric& fabric, const std::vector<De
   for (const auto& scenario : scenarios()) {
     if (scenario.name != name)
       continue;
-    std::vector<std::unique_ptr<Rank>> ranks;
-    std::vector<std::thread> threads;
+    std::vector<Endpoint*> endpoints;
     for (DeviceIndex device : devices)
-      ranks.push_back(std::make_unique<Rank>(fabric.endpoint(device), world));
-    for (auto& rank : ranks)
-      threads.emplace_back([&] { scenario.run(*rank); });
-    for (auto& thread : threads)
-      thread.join();
-    std::string failures;
-    for (auto& rank : ranks)
-      failures += rank->failures();
+      endpoints.push_back(&fabric.endpoint(device));
+    const std::string failures = run_on_threads(scenario, endpoints, world);
     return failures.empty() ? "ok" : failures;
   }
   return "no scenario has the name " + name;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <fmt/format.h>
+#include <memory>
 #include <random>
 #include <thread>
 
@@ -89,6 +90,22 @@ Payload make_payload(std::vector<std::byte> bytes, std::atomic<int>* released) {
 
 Deadline in(std::chrono::milliseconds time) {
   return Clock::now() + time;
+}
+
+std::string run_on_threads(const Scenario& scenario, std::span<Endpoint* const> endpoints,
+                           uint32_t world) {
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (Endpoint* endpoint : endpoints)
+    ranks.push_back(std::make_unique<Rank>(*endpoint, world));
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks)
+    threads.emplace_back([&] { scenario.run(*rank); });
+  for (auto& thread : threads)
+    thread.join();
+  std::string failures;
+  for (auto& rank : ranks)
+    failures += rank->failures();
+  return failures;
 }
 
 std::string to_hex(const std::string& bytes) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,11 @@ struct Scenario {
 };
 /// All of them; each runs on a fresh world of 2 to 4 devices.
 const std::vector<Scenario>& scenarios();
+
+/// Runs the scenario on a thread for each endpoint, in a world of so many devices; returns what
+/// failed, or "".
+std::string run_on_threads(const Scenario& scenario, std::span<Endpoint* const> endpoints,
+                           uint32_t world);
 
 /// Receives into memory of its own, or keeps the payload that was handed over.
 class Buffer : public Sink {

@@ -1,62 +1,11 @@
+// Loopback: the devices are threads of this process.
 #include "worlds.h"
 
 #include "transport/loopback/fabric.h"
-#include "transport/router.h"
 
 #include <fmt/format.h>
-#include <memory>
-#include <thread>
 
 namespace piper::transport::testing {
-
-std::string run_on_threads(const Scenario& scenario, std::span<Endpoint* const> endpoints) {
-  std::vector<std::unique_ptr<Rank>> ranks;
-  for (Endpoint* endpoint : endpoints)
-    ranks.push_back(std::make_unique<Rank>(*endpoint, endpoints.size()));
-  std::vector<std::thread> threads;
-  for (auto& rank : ranks)
-    threads.emplace_back([&] { scenario.run(*rank); });
-  for (auto& thread : threads)
-    thread.join();
-  std::string failures;
-  for (auto& rank : ranks)
-    failures += rank->failures();
-  return failures;
-}
-
-std::string run_on_ucx(const Scenario& scenario, UcxMode mode,
-                       const std::vector<std::vector<DeviceIndex>>& placement, bool routed) {
-  std::vector<std::unique_ptr<UcxFabric>> fabrics;
-  std::vector<std::unique_ptr<LoopbackFabric>> loopbacks;
-  std::vector<std::unique_ptr<Endpoint>> routers;
-  std::vector<Endpoint*> endpoints;
-  for (const auto& devices : placement) {
-    auto fabric = UcxFabric::create({.devices = devices, .mode = mode});
-    if (!fabric.ok())
-      return fabric.error().to_string();
-    fabrics.push_back(*std::move(fabric));
-    loopbacks.push_back(std::make_unique<LoopbackFabric>(devices));
-  }
-  for (size_t i = 0; i < placement.size(); ++i) {
-    std::vector<UcxPeer> peers;
-    for (size_t k = 0; k < placement.size(); ++k)
-      if (k != i)
-        peers.push_back({fabrics[k]->address(), placement[k]});
-    if (auto result = fabrics[i]->connect(peers); !result.ok())
-      return result.error().to_string();
-    for (DeviceIndex device : placement[i]) {
-      endpoints.resize(std::max<size_t>(endpoints.size(), device + 1));
-      endpoints[device] = &fabrics[i]->endpoint(device);
-      if (routed) {
-        routers.push_back(std::make_unique<RoutedEndpoint>(
-            loopbacks[i]->endpoint(device), fabrics[i]->endpoint(device), placement[i]));
-        endpoints[device] = routers.back().get();
-      }
-    }
-  }
-  return run_on_threads(scenario, endpoints);
-}
-
 namespace {
 
 std::string run_loopback(const Scenario& scenario, uint32_t devices, LoopbackOptions options) {
@@ -67,7 +16,7 @@ std::string run_loopback(const Scenario& scenario, uint32_t devices, LoopbackOpt
   std::vector<Endpoint*> endpoints;
   for (DeviceIndex d : all)
     endpoints.push_back(&fabric.endpoint(d));
-  return run_on_threads(scenario, endpoints);
+  return run_on_threads(scenario, endpoints, static_cast<uint32_t>(endpoints.size()));
 }
 
 } // namespace
@@ -81,19 +30,6 @@ const std::vector<World>& worlds() {
     list.push_back({"loopback, 3 devices, no spin", [](const Scenario& s) {
                       return run_loopback(s, 3, {.spin = std::chrono::nanoseconds(0)});
                     }});
-    for (auto [mode, name] :
-         {std::pair(UcxMode::SharedMemory, "shared memory"), std::pair(UcxMode::Tcp, "tcp")}) {
-      list.push_back({fmt::format("ucx over {}, 2 fabrics", name), [mode](const Scenario& s) {
-                        return run_on_ucx(s, mode, {{0}, {1}}, false);
-                      }});
-      list.push_back(
-          {fmt::format("ucx over {}, 2 fabrics of 2 devices", name), [mode](const Scenario& s) {
-             return run_on_ucx(s, mode, {{1, 0}, {3, 2}}, false);
-           }});
-      list.push_back({fmt::format("routed, ucx over {}", name), [mode](const Scenario& s) {
-                        return run_on_ucx(s, mode, {{0, 2}, {1}}, true);
-                      }});
-    }
     return list;
   }();
   return all;
