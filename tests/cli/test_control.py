@@ -29,7 +29,7 @@ class Control(ProgramTest):
         self.assertEqual(len(status["devices"]), 2)
 
         strategy = self.write("pipeline.json", [{"op": "schedule", "name": "1f1b:2",
-                                                 "num_microbatches": 4}])
+                                                 "microbatches": 4}])
         self.piper("ctl", "--connect", address, "apply", strategy)
         status = json.loads(self.piper("ctl", "--connect", address, "status").stdout)
         self.assertGreater(status["epoch"], 0)
@@ -38,7 +38,7 @@ class Control(ProgramTest):
         bad = self.write("bad.json", [{"op": "place", "filter": {"wing": 1}, "devices": [0]}])
         self.refused("ctl", "--connect", address, "apply", bad, says="wing")
         broken = self.write("broken.json", '[{"op" "place"}]')
-        self.refused("ctl", "--connect", address, "apply", broken, says="line 1")
+        self.refused("ctl", "--connect", address, "apply", broken, says="broken.json:1:")
 
         self.piper("ctl", "--connect", address, "stop")
         run.communicate(timeout=TIMEOUT)

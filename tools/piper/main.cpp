@@ -16,7 +16,6 @@ int cli::fail(const Error& error) {
 int main(int argc, char** argv, const Registry& registry) {
   CLI::App program("Trains a model under a declared strategy, and changes the strategy mid-run.",
                    "piper");
-  program.require_subcommand(1);
   program.set_version_flag("--version", PIPER_VERSION);
   program.footer("Exit codes: 0 done, 1 failed, 2 the input was wrong.");
 
@@ -29,6 +28,10 @@ int main(int argc, char** argv, const Registry& registry) {
   cli::add_bench(program, exit_code);
   try {
     program.parse(argc, argv);
+    if (program.get_subcommands().empty()) {
+      fmt::print(stderr, "{}", program.help());
+      return cli::kWrongInput;
+    }
   } catch (const CLI::ParseError& error) {
     // Prints help, the version, or what was wrong.
     return program.exit(error) == 0 ? cli::kDone : cli::kWrongInput;
