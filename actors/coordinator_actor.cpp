@@ -6,6 +6,12 @@
 #include <type_traits>
 
 namespace piper::actors {
+namespace {
+// The actor's own now() is declared by CAF but not exported.
+Time clock_now() {
+  return std::chrono::steady_clock::now();
+}
+} // namespace
 
 CoordinatorActor::CoordinatorActor(caf::actor_config& config, CoordinatorOptions options,
                                    caf::actor compiler, CoordinatorCallbacks callbacks)
@@ -29,17 +35,19 @@ caf::behavior CoordinatorActor::make_behavior() {
     return caf::exit_reason::unhandled_exception;
   });
   return {
-      [this](start_atom, StrategyText& s) { act(state_.start(now(), std::move(s))); },
-      [this](run_atom, RequestId id, int64_t n) { act(state_.run(now(), id, n)); },
-      [this](taken_atom, RequestId id, bool go_on) { act(state_.step_taken(now(), id, go_on)); },
+      [this](start_atom, StrategyText& s) { act(state_.start(clock_now(), std::move(s))); },
+      [this](run_atom, RequestId id, int64_t n) { act(state_.run(clock_now(), id, n)); },
+      [this](taken_atom, RequestId id, bool go_on) {
+        act(state_.step_taken(clock_now(), id, go_on));
+      },
       [this](apply_atom, RequestId id, StrategyText& strategy, int64_t at) {
-        act(state_.apply(now(), id, std::move(strategy),
+        act(state_.apply(clock_now(), id, std::move(strategy),
                          at < 0 ? std::nullopt : std::optional(at)));
       },
-      [this](evaluate_atom, RequestId id) { act(state_.evaluate(now(), id)); },
-      [this](digest_atom, RequestId id) { act(state_.digest(now(), id)); },
-      [this](gather_atom, RequestId id) { act(state_.gather(now(), id)); },
-      [this](stop_atom) { act(state_.stop(now())); },
+      [this](evaluate_atom, RequestId id) { act(state_.evaluate(clock_now(), id)); },
+      [this](digest_atom, RequestId id) { act(state_.digest(clock_now(), id)); },
+      [this](gather_atom, RequestId id) { act(state_.gather(clock_now(), id)); },
+      [this](stop_atom) { act(state_.stop(clock_now())); },
       [this](shutdown_atom, const Error& reason) { act(state_.shut_down(reason)); },
       [this](device_atom, DeviceIndex index, const std::string& process, caf::actor& actor) {
         if (index >= devices_.size())
@@ -49,22 +57,22 @@ caf::behavior CoordinatorActor::make_behavior() {
         for (const caf::actor& device : devices_)
           if (!device)
             return;
-        act(state_.devices_ready(now(), processes_));
+        act(state_.devices_ready(clock_now(), processes_));
       },
       [this](lost_atom, const std::vector<DeviceIndex>& devices, const Error& error) {
-        act(state_.lost(now(), devices, error));
+        act(state_.lost(clock_now(), devices, error));
       },
       [this](CompileReport& report) {
         compiled_ = std::move(report);
-        act(state_.compiled(now(), compiled_));
+        act(state_.compiled(clock_now(), compiled_));
       },
-      [this](const PrepareReport& report) { act(state_.prepared(now(), report)); },
-      [this](const OpReport& report) { act(state_.report(now(), report)); },
+      [this](const PrepareReport& report) { act(state_.prepared(clock_now(), report)); },
+      [this](const OpReport& report) { act(state_.report(clock_now(), report)); },
       [this](tick_atom, uint64_t tick) {
         if (tick != tick_)
           return;
         armed_.reset();
-        act(state_.tick(now()));
+        act(state_.tick(clock_now()));
       },
   };
 }
@@ -140,7 +148,8 @@ void CoordinatorActor::arm() {
   if (!due || (armed_ && *armed_ <= *due))
     return;
   armed_ = due;
-  delayed_send(this, std::max(*due - now(), Time::duration::zero()), tick_atom::value, ++tick_);
+  delayed_send(this, std::max(*due - clock_now(), Time::duration::zero()), tick_atom::value,
+               ++tick_);
 }
 
 } // namespace piper::actors

@@ -201,13 +201,17 @@ Actions CoordinatorState::report(Time now, const OpReport& report) {
     if (!report.ok && is_echo(failing_->error.kind) && report.error.kind != failing_->error.kind &&
         report.error.kind != ErrorKind::PeerAborted)
       failing_->error = report.error;
+    if (report.ok)
+      entry.reports[report.device] = report;
+    complete_front(now, failing_->seq);
+    abort_failing();
     if (heard_all())
       finish_failing(failing_->error);
     return take();
   }
   if (!report.ok) {
     if (entry.op.kind != OpKind::Migrate) {
-      begin_failing(now, report.error);
+      begin_failing(now, report.error, report.seq);
       return take();
     }
     if (change_->phase == Phase::Migrating) {
@@ -220,12 +224,7 @@ Actions CoordinatorState::report(Time now, const OpReport& report) {
     }
   }
   entry.reports[report.device] = report;
-  while (!log_.empty() && log_.front().waiting.empty()) {
-    Entry done = std::move(log_.front());
-    log_.pop_front();
-    front_since_ = now;
-    complete(now, std::move(done));
-  }
+  complete_front(now);
   advance(now);
   return take();
 }
@@ -273,8 +272,10 @@ Actions CoordinatorState::tick(Time now) {
   if (failed_)
     return {};
   if (failing_) {
-    if (now >= failing_->until)
+    if (now >= failing_->until) {
+      actions_.push_back(action::Abort{all_devices(), failing_->error});
       finish_failing(failing_->error);
+    }
     return take();
   }
   if (auto due = change_deadline(); due && now >= *due) {
@@ -291,11 +292,13 @@ Actions CoordinatorState::tick(Time now) {
   }
   if (auto due = log_deadline(); due && now >= *due) {
     const Entry& front = log_.front();
-    begin_failing(now, timeout(front.waiting,
-                               front.op.kind == OpKind::Run
-                                   ? fmt::format("iteration {}", front.op.iteration)
-                                   : to_string(front.op.kind),
-                               2 * options_.deadline));
+    begin_failing(now,
+                  timeout(front.waiting,
+                          front.op.kind == OpKind::Run
+                              ? fmt::format("iteration {}", front.op.iteration)
+                              : to_string(front.op.kind),
+                          2 * options_.deadline),
+                  front.op.seq);
   }
   return take();
 }
@@ -318,6 +321,15 @@ void CoordinatorState::enqueue_evaluation(Time now, std::optional<Ask> ask) {
   for (int64_t batch = 0; batch < options_.eval_batches; ++batch)
     enqueue(now, {.kind = OpKind::Evaluate, .epoch = current_->epoch, .iteration = batch},
             members(), ask, batch + 1 == options_.eval_batches);
+}
+
+void CoordinatorState::complete_front(Time now, uint64_t end) {
+  while (!log_.empty() && log_.front().op.seq < end && log_.front().waiting.empty()) {
+    Entry done = std::move(log_.front());
+    log_.pop_front();
+    front_since_ = now;
+    complete(now, std::move(done));
+  }
 }
 
 void CoordinatorState::complete(Time now, Entry entry) {
@@ -552,17 +564,30 @@ void CoordinatorState::committed(Time now) {
 
 // Failures.
 
-void CoordinatorState::begin_failing(Time now, Error error) {
-  // Those that wait for the failed device are ended now; what they say is heard for a while.
-  std::set<DeviceIndex> waiting;
-  for (const Entry& entry : log_)
-    waiting.insert(entry.waiting.begin(), entry.waiting.end());
-  actions_.push_back(action::Abort{
-      {waiting.begin(), waiting.end()},
-      {ErrorKind::PeerAborted, "another device failed: " + error.message, error.where, {}}});
-  failing_ = Failing{std::move(error), now + options_.grace};
+void CoordinatorState::begin_failing(Time now, Error error, uint64_t seq) {
+  failing_ = Failing{std::move(error), now + options_.grace, seq, {}};
+  abort_failing();
   if (heard_all())
     finish_failing(failing_->error);
+}
+
+void CoordinatorState::abort_failing() {
+  // A device that is still in an operation before the failed one can end it: nobody who takes part
+  // in it has failed.
+  std::vector<DeviceIndex> devices;
+  for (DeviceIndex device : all_devices())
+    for (const Entry& entry : log_)
+      if (entry.waiting.count(device)) {
+        if (entry.op.seq >= failing_->seq && failing_->aborted.insert(device).second)
+          devices.push_back(device);
+        break;
+      }
+  if (!devices.empty())
+    actions_.push_back(action::Abort{std::move(devices),
+                                     {ErrorKind::PeerAborted,
+                                      "another device failed: " + failing_->error.message,
+                                      failing_->error.where,
+                                      {}}});
 }
 
 bool CoordinatorState::heard_all() const {

@@ -185,12 +185,16 @@ private:
   struct Failing {
     Error error;
     Time until;
+    uint64_t seq = 0; ///< the operation that failed; those before it may end
+    std::set<DeviceIndex> aborted;
   };
 
   Actions ask(Time now, Ask ask);
   void enqueue(Time now, Op op, std::vector<DeviceIndex> devices, std::optional<Ask> ask = {},
                bool last = true);
   void enqueue_evaluation(Time now, std::optional<Ask> ask);
+  /// Completes the operations at the front that all devices have reported, up to `end`.
+  void complete_front(Time now, uint64_t end = UINT64_MAX);
   void complete(Time now, Entry entry);
   void step_done(StepResult step);
   /// Starts changes, grants operations, ends runs: whatever can go on now.
@@ -201,7 +205,9 @@ private:
   void commit(Time now);
   void committed(Time now);
   /// A first error outside a change: end everything, and see who has the best explanation.
-  void begin_failing(Time now, Error error);
+  void begin_failing(Time now, Error error, uint64_t seq);
+  /// Ends what devices do that have come to the operation that failed.
+  void abort_failing();
   /// Whether everything that could explain the failure has been heard.
   bool heard_all() const;
   void finish_failing(Error error);

@@ -13,7 +13,9 @@ ControlVerbs verbs() {
   ControlVerbs verbs;
   verbs.status = [] { return std::string(R"({"iterations":3})"); };
   verbs.stop = [] {};
-  verbs.apply = [](std::string, std::function<void(Result<std::string>)> done) { done("{}"); };
+  verbs.apply = [](std::string, std::function<void(Result<std::string>)> done) {
+    done(std::string("{}"));
+  };
   return verbs;
 }
 } // namespace

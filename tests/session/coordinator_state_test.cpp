@@ -429,6 +429,18 @@ TEST_CASE("a failed iteration ends the session with the first cause") {
     CHECK(job.only<action::RunDone>().result.error().message ==
           "device 1 did not end its iteration 0 within 2000 ms");
   }
+  SECTION("a device that is behind ends what it can") {
+    auto next = job.sent[1].op.seq;
+    job.take(job.state.report(job.now, {.device = 0, .seq = seq}));
+    job.fail(0, next, {ErrorKind::OutOfMemory, "cap passed"});
+    CHECK(job.only<action::Abort>().devices == std::vector<DeviceIndex>{0});
+    job.take(job.state.report(job.now, {.device = 1, .seq = seq, .losses = {3.0}}));
+    CHECK(job.only<action::StepDone>().step.loss == 3.0);
+    CHECK(job.only<action::Abort>().devices == std::vector<DeviceIndex>{1});
+    job.now += 1s;
+    job.take(job.state.tick(job.now));
+    CHECK(job.only<action::RunDone>().result.error().message == "cap passed");
+  }
   CHECK(job.only<action::Failed>().error == job.only<action::RunDone>().result.error());
   auto error = job.only<action::Failed>().error;
   CHECK(job.only<action::DigestDone>().result.error() == error);

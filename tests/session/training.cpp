@@ -2,6 +2,8 @@
 
 #include "examples/models/registry.h"
 
+#include <ATen/ATen.h>
+
 #include <cmath>
 #include <stdexcept>
 #include <thread>
@@ -58,6 +60,10 @@ bool close(const std::vector<double>& a, const std::vector<double>& b) {
     if (!(std::abs(a[i] - b[i]) <= 1e-12 * std::abs(a[i])))
       return false;
   return true;
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
 }
 
 Model watched(std::shared_ptr<Builds> builds, Model model) {

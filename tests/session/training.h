@@ -25,6 +25,8 @@ std::vector<double> losses(Session& session, int64_t iterations);
 std::vector<double> undisturbed(int64_t iterations, const std::string& strategy = "single");
 /// Equal but for the order of sums.
 bool close(const std::vector<double>& a, const std::vector<double>& b);
+/// The largest, of any element.
+double difference(const at::Tensor& a, const at::Tensor& b);
 
 /// Makes every module ask before it is built, so that a test can spoil a preparation.
 struct Builds {
