@@ -67,7 +67,7 @@ public:
     }
     return -1;
   }
-  /// What it printed; to be read after it has ended.
+  /// What it printed first; waits for it.
   std::string output() {
     std::string text(4096, '\0');
     ssize_t got = read(out_, text.data(), text.size());
@@ -201,16 +201,9 @@ TEST_CASE("a killed worker is noticed when nothing runs") {
 TEST_CASE("a worker whose session dies ends with DeviceLost") {
   auto with = with_workers(2, 1);
   WorkerProcess worker({with.listen});
-  pid_t parent = fork();
-  if (parent == 0) { // the session lives in a process of its own, to be killed
-    auto session = Session::create(mlp(), named("dp:2"), with);
-    if (session.ok())
-      (void)(*session)->run(1'000'000);
-    _exit(0);
-  }
-  std::this_thread::sleep_for(2s); // joined or not, the worker must end
-  ::kill(parent, SIGKILL);
-  waitpid(parent, nullptr, 0);
+  WorkerProcess session({with.listen, "--session", kModel});
+  CHECK(session.output() == "training\n"); // waits for it
+  session.kill();
   CHECK(worker.wait(5s) == 1);
   CHECK(worker.output().find("the session at " + with.listen + " was lost") != std::string::npos);
 }
