@@ -60,7 +60,7 @@ void BoundInstruction::run() noexcept {
       state->fail(std::move(error));
     }
   } catch (...) {
-    state->fail(error_in_flight(where, holder->account()));
+    state->fail(error_in_flight(where));
   }
   for (at::Tensor* tensor : free_tensors)
     tensor->reset();

@@ -138,7 +138,7 @@ Result<std::shared_ptr<BoundPlan>> Binder::bind() {
     auto made = bind(instruction);
     if (!made.ok()) {
       Error error = std::move(made).error();
-      error.where = device() + called + (error.where.empty() ? "" : ": " + error.where);
+      error.where = called + (error.where.empty() ? "" : ": " + error.where);
       return error;
     }
     std::unique_ptr<BoundInstruction> task = *std::move(made);

@@ -69,7 +69,7 @@ struct Device::Impl {
       error.where = where(error.where.empty() ? what : error.where);
       return error;
     } catch (...) {
-      return error_in_flight(where(what), *account);
+      return error_in_flight(where(what));
     }
   }
 

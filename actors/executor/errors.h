@@ -1,13 +1,14 @@
 // Exceptions of LibTorch, of modules and of data sources as Error values.
 #pragma once
 
-#include "actors/executor/memory.h"
 #include "ir/result.h"
+
+#include <string>
 
 namespace piper::executor {
 
-/// The exception in flight, in a catch block. OutOfMemory names the account's largest holders;
-/// everything else is the user's model or data, so a User error.
-Error error_in_flight(std::string where, const MemoryAccount& account);
+/// The exception in flight, in a catch block: OutOfMemory, or a User error, as only the user's
+/// model and data source throw anything else.
+Error error_in_flight(std::string where);
 
 } // namespace piper::executor

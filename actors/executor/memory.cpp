@@ -77,9 +77,12 @@ void Holder::charge(int64_t bytes) {
   int64_t live = account_.live_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   if (account_.cap_ > 0 && live > account_.cap_) {
     account_.live_.fetch_sub(bytes, std::memory_order_relaxed);
+    // The holders as they are now: by the time somebody catches this, some have let go.
+    std::string holders = account_.largest(3);
     TORCH_CHECK_WITH(OutOfMemoryError, false, format_bytes(bytes), " more than the ",
                      format_bytes(live - bytes), " in use would pass the memory cap of ",
-                     format_bytes(account_.cap_));
+                     format_bytes(account_.cap_),
+                     holders.empty() ? "" : "; the largest holders: ", holders);
   }
   live_.fetch_add(bytes, std::memory_order_relaxed);
   account_.references_.fetch_add(1, std::memory_order_relaxed);

@@ -28,9 +28,9 @@ public:
   Holder(MemoryAccount& account, std::string name) : account_(account), name_(std::move(name)) {}
   const std::string& name() const { return name_; }
   int64_t live() const { return live_.load(std::memory_order_relaxed); }
-  const MemoryAccount& account() const { return account_; }
 
-  /// Throws c10::OutOfMemoryError, and charges nothing, if that passes the account's cap.
+  /// Throws c10::OutOfMemoryError, which names the largest holders, and charges nothing, if that
+  /// passes the account's cap.
   void charge(int64_t bytes);
   void credit(int64_t bytes) noexcept;
 

@@ -121,8 +121,8 @@ TEST_CASE("evaluation runs on held-out rows and changes nothing") {
   reference.step(0, 1);
   auto before = rig.device(0).parameter_hashes();
   auto result = rig.evaluate(5).value_or_throw().front();
-  REQUIRE(result.losses == std::vector<double>{reference.loss(5)});
-  REQUIRE(rig.device(0).parameter_hashes() == before);
+  REQUIRE((result.losses == std::vector<double>{reference.loss(5)}));
+  REQUIRE((rig.device(0).parameter_hashes() == before));
   rig.run(1).value_or_throw();
   reference.step(1, 1);
   REQUIRE(difference(rig.params(), reference.params()) == 0);
@@ -161,7 +161,7 @@ TEST_CASE("parameters are handed out as copies, hashes are of their bytes") {
   REQUIRE(rig.device(0).live_bytes() == live);
   for (at::Tensor& copy : copies)
     copy.zero_();
-  REQUIRE(rig.device(0).parameter_hashes() == before);
+  REQUIRE((rig.device(0).parameter_hashes() == before));
   rig.run(0).value_or_throw();
   auto after = rig.device(0).parameter_hashes();
   REQUIRE(after.size() == before.size());
@@ -177,9 +177,9 @@ TEST_CASE("initial weights are the model's, also after training") {
   Reference reference(*model, fast_options());
   REQUIRE(difference(rig.params(), reference.params()) == 0);
   rig.run(0).value_or_throw();
-  REQUIRE(rig.device(0).parameter_hashes() != initial);
+  REQUIRE((rig.device(0).parameter_hashes() != initial));
   REQUIRE(rig.device(0).initialize(0).ok());
-  REQUIRE(rig.device(0).parameter_hashes() == initial);
+  REQUIRE((rig.device(0).parameter_hashes() == initial));
   rig.run(0).value_or_throw();
   reference.step(0, 1); // moments and steps began anew too
   REQUIRE(difference(rig.params(), reference.params()) == 0);

@@ -26,7 +26,7 @@ void operator delete(void* memory, size_t) noexcept {
 
 TEST_CASE("an instruction is dispatched without an allocation") {
   const uint64_t before = allocations.load();
-  delete new int(1);
+  operator delete(operator new(1));          // a new expression could be optimised away
   REQUIRE(allocations.load() == before + 1); // it counts
   auto figures =
       piper::executor::measure_dispatch(5'000, [] { return allocations.load(); }).value_or_throw();
@@ -35,6 +35,4 @@ TEST_CASE("an instruction is dispatched without an allocation") {
   REQUIRE(figures.one_stream_ns > 0);
   REQUIRE(figures.one_stream_ns < 1'000);
   REQUIRE(figures.two_streams_ns > figures.one_stream_ns);
-  WARN("ns an instruction: " << figures.one_stream_ns << " in one stream, "
-                             << figures.two_streams_ns << " across two");
 }

@@ -72,9 +72,9 @@ TEST_CASE("a bad data source fails the iteration alone") {
   auto failed = rig.run(1);
   REQUIRE(failed.error().to_string() == expected);
   REQUIRE(failed.error().kind == ErrorKind::User);
-  REQUIRE(rig.device(0).parameter_hashes() == hashes);
+  REQUIRE((rig.device(0).parameter_hashes() == hashes));
   REQUIRE(rig.device(0).live_bytes() == live);
-  REQUIRE(rig.run(1).error() == failed.error()); // until it recovers
+  REQUIRE((rig.run(1).error() == failed.error())); // until it recovers
   rig.device(0).recover();
   rig.run(1).value_or_throw();
   reference.step(0, 2);
@@ -108,17 +108,19 @@ TEST_CASE("an abort ends the iteration; nothing is lost") {
   const Error reason{ErrorKind::Cancelled, "enough", "the test", ""};
   SECTION("while it runs") {
     faults.mode = 3;
-    auto running = std::async(std::launch::async, [&] { return rig.run(1); });
+    Error error;
+    std::thread running([&] { error = rig.device(0).run(1).error(); });
     faults.blocked.get_future().wait();
     rig.device(0).abort(reason);
     faults.released.set_value();
-    REQUIRE(running.get().error() == reason);
+    running.join();
+    REQUIRE((error == reason));
   }
   SECTION("before it runs") {
     rig.device(0).abort(reason);
-    REQUIRE(rig.run(1).error() == reason);
+    REQUIRE((rig.run(1).error() == reason));
   }
-  REQUIRE(rig.device(0).parameter_hashes() == hashes);
+  REQUIRE((rig.device(0).parameter_hashes() == hashes));
   rig.device(0).recover();
   rig.run(1).value_or_throw();
   reference.step(0, 2);
@@ -129,11 +131,13 @@ TEST_CASE("an abort ends the iteration; nothing is lost") {
 TEST_CASE("an abort wakes a device that waits for its peer") {
   Rig rig(skip_model(), 2, fast_options());
   rig.start(pipeline()).value_or_throw();
-  auto alone_on_1 = std::async(std::launch::async, [&] { return rig.device(1).run(0); });
+  Error error;
+  std::thread waiting([&] { error = rig.device(1).run(0).error(); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   const Error reason{ErrorKind::PeerAborted, "device 0 is gone", "the test", ""};
   rig.device(1).abort(reason);
-  REQUIRE(alone_on_1.get().error() == reason);
+  waiting.join();
+  REQUIRE((error == reason));
 }
 
 TEST_CASE("a wait for a peer that never comes is a timeout that names it") {
@@ -163,10 +167,10 @@ TEST_CASE("an instruction that does not come back is named") {
   REQUIRE(failed.error().message.find("still running after 60 ms") == 0);
   REQUIRE(failed.error().where == "device 0, input target @0");
   rig.device(0).recover(); // it still runs
-  REQUIRE(rig.run(0).error() == failed.error());
+  REQUIRE((rig.run(0).error() == failed.error()));
   faults.released.set_value();
   rig.device(0).recover();
-  REQUIRE(rig.device(0).parameter_hashes() == hashes);
+  REQUIRE((rig.device(0).parameter_hashes() == hashes));
   REQUIRE(rig.run(0).ok());
 }
 
@@ -194,7 +198,7 @@ TEST_CASE("passing the memory cap names device, instruction and the largest hold
   REQUIRE(failed.error().message.find("; the largest holders: activations of F ") !=
           std::string::npos);
   REQUIRE(failed.error().hint == "more microbatches, more devices or a higher cap");
-  REQUIRE(tight.device(0).parameter_hashes() == hashes);
+  REQUIRE((tight.device(0).parameter_hashes() == hashes));
   REQUIRE(tight.device(0).live_bytes() == live);
   tight.device(0).recover();
   // With microbatches it fits.

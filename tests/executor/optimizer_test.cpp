@@ -125,12 +125,12 @@ TEST_CASE("the learning rate warms up and decays") {
 
 TEST_CASE("the state that an optimizer keeps") {
   using ir::StateKind;
-  REQUIRE(OptimizerSpec{}.state() ==
-          std::vector{StateKind::Moment1, StateKind::Moment2, StateKind::Step});
+  REQUIRE((OptimizerSpec{}.state() ==
+           std::vector{StateKind::Moment1, StateKind::Moment2, StateKind::Step}));
   OptimizerSpec sgd{.kind = OptimizerSpec::Kind::Sgd};
   REQUIRE(sgd.state().empty());
   sgd.momentum = 0.9;
-  REQUIRE(sgd.state() == std::vector{StateKind::Moment1});
+  REQUIRE((sgd.state() == std::vector{StateKind::Moment1}));
 }
 
 } // namespace piper::executor

@@ -20,7 +20,7 @@ TORCH_MODULE(TanhLinear);
 struct JoinImpl : torch::nn::Module {
   explicit JoinImpl(int64_t width) : linear(width, width) { register_module("linear", linear); }
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
-    return at::gelu(linear->forward(a * b)) + a;
+    return at::gelu(linear->forward(a)) * b;
   }
   torch::nn::Linear linear;
 };
@@ -277,8 +277,9 @@ Result<void> Rig::change(const ir::Strategy& strategy) {
 Result<std::vector<executor::IterationResult>> Rig::run(int64_t iteration) {
   std::vector<executor::IterationResult> results;
   for (auto& outcome : on_all([&](executor::Device& device) { return device.run(iteration); })) {
-    PIPER_TRY(auto result, *std::move(outcome));
-    results.push_back(std::move(result));
+    if (!outcome->ok())
+      return outcome->error();
+    results.push_back(**outcome);
   }
   return results;
 }
@@ -287,8 +288,9 @@ Result<std::vector<executor::IterationResult>> Rig::evaluate(int64_t iteration) 
   std::vector<executor::IterationResult> results;
   for (auto& outcome :
        on_all([&](executor::Device& device) { return device.evaluate(iteration); })) {
-    PIPER_TRY(auto result, *std::move(outcome));
-    results.push_back(std::move(result));
+    if (!outcome->ok())
+      return outcome->error();
+    results.push_back(**outcome);
   }
   return results;
 }

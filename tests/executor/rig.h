@@ -3,7 +3,7 @@
 
 #include "actors/executor/device.h"
 #include "compiler/compile.h"
-#include "transport/loopback/loopback.h"
+#include "transport/loopback/fabric.h"
 
 #include <memory>
 #include <string>
@@ -12,6 +12,8 @@
 namespace piper::test {
 
 /// Four calls a -> b -> c -> head with skip connections: `a` is read by b, c and head. float64.
+/// Each call uses an input once, so that its gradient is one sum over the readers however the model
+/// is cut: where a reader of several uses a value twice, its two parts are added first.
 std::shared_ptr<const Model> skip_model(int64_t batch = 12);
 /// `inner` is called twice, by "first" and "second"; the output layer's weight is tied to that of
 /// the embedding at the start.
