@@ -1,6 +1,8 @@
 // The coordinator's decisions, input by input. Time is the test's; nobody sleeps.
 #include "actors/coordinator_state.h"
 
+#include <fmt/format.h>
+
 #include <catch2/catch.hpp>
 
 using namespace piper;
@@ -45,7 +47,7 @@ struct Job {
     report.summary.epoch = epoch;
     report.summary.compile_seconds = 0.5;
     for (DeviceIndex d = 0; d < devices; ++d)
-      report.summary.roles[d] = "g" + std::to_string(d);
+      report.summary.roles[d] = fmt::format("g{}", d);
     report.summary.loss_order = std::move(loss_order);
     report.summary.owners = {{0, 0}, {1, 1}};
     return report;

@@ -8,12 +8,7 @@ using namespace piper::actors;
 
 namespace {
 Roster roster() {
-  Offer offer;
-  offer.processes = 3;
-  offer.devices = 5;
-  offer.model_name = "gpt";
-  offer.model_config = "{}";
-  return Roster("1.0", offer);
+  return Roster("1.0", {.processes = 3, .devices = 5, .model_name = "gpt", .model_config = "{}"});
 }
 } // namespace
 
