@@ -4,7 +4,7 @@
 
 #include "actors/executor/device.h"
 #include "compiler/compile.h"
-#include "transport/loopback/loopback.h"
+#include "transport/loopback/fabric.h"
 
 #include <map>
 #include <memory>
