@@ -13,8 +13,10 @@ class Control(ProgramTest):
                                 "--microbatches", "4", "--iters", "1000000", "--control",
                                 "127.0.0.1:0", *map(str, arguments)],
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.addCleanup(run.stdout.close)
-        self.addCleanup(run.kill)
+        def end():
+            run.kill()
+            run.communicate()
+        self.addCleanup(end)
         for line in run.stdout:
             if match := re.match(r"control at (\S+)", line):
                 return run, match[1]

@@ -43,8 +43,10 @@ class Processes(ProgramTest):
     def start(self, *arguments):
         run = subprocess.Popen([PIPER, *map(str, arguments)], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, env=self.environment)
-        self.addCleanup(run.stderr.close)
-        self.addCleanup(run.stdout.close)
+        def end():
+            run.kill()
+            run.communicate()
+        self.addCleanup(end)
         return run
 
     def start_training(self, *arguments):
