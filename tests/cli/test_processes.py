@@ -123,8 +123,9 @@ class Processes(ProgramTest):
         run = self.start("train", *TINY, "--strategy", "dp:2", "--microbatches", "2", "--iters",
                          "2", "--workers", "1", "--listen", address)
         worker = self.start("worker", "--join", address)
-        self.ended(run, within=20)
-        self.assertEqual((run.returncode, worker.wait(timeout=TIMEOUT)), (0, 0))
+        run.communicate(timeout=TIMEOUT)
+        worker.communicate(timeout=TIMEOUT)
+        self.assertEqual((run.returncode, worker.returncode), (0, 0))
 
     def test_worker_of_another_model_is_refused(self):
         address = f"127.0.0.1:{free_port()}"
