@@ -1,4 +1,5 @@
 #include "actors/executor/bench.h"
+#include "tools/bench/compile.h"
 #include "tools/bench/train.h"
 #include "tools/bench/transport.h"
 #include "tools/piper/table.h"
@@ -125,12 +126,25 @@ void add_dispatch_bench(CLI::App& bench, int& exit_code) {
   });
 }
 
+void add_compile_bench(CLI::App& bench, int& exit_code) {
+  auto* verb = bench.add_subcommand("compile", "What compiling costs, by the size of the graph");
+  auto largest = std::make_shared<int64_t>(1'000'000);
+  verb->add_option("--nodes", *largest, "Of the largest graph")
+      ->check(CLI::Range(1'000, 10'000'000))
+      ->capture_default_str();
+  verb->callback([largest, &exit_code] {
+    const auto result = bench_compile(*largest);
+    exit_code = result.ok() ? kDone : fail(result.error());
+  });
+}
+
 } // namespace
 
 void add_bench(CLI::App& program, int& exit_code) {
   auto* verb = program.add_subcommand("bench", "Measure the runtime");
   verb->require_subcommand(1);
   add_dispatch_bench(*verb, exit_code);
+  add_compile_bench(*verb, exit_code);
   add_transport_bench(*verb, exit_code);
   add_train_bench(*verb, exit_code);
 }
