@@ -48,14 +48,13 @@ std::shared_ptr<const ModelSpec> chain(int64_t calls, int64_t batch) {
 } // namespace
 
 Result<void> bench_compile(int64_t largest) {
-  constexpr int64_t kMicrobatches = 64;
   Table table({"nodes", "seconds", "us a node", "longest passes"});
   for (int64_t nodes = 1000; nodes <= largest; nodes *= 10) {
-    const int64_t calls = std::max<int64_t>(7, nodes / (2 * kMicrobatches));
-    const auto model = chain(calls, kMicrobatches);
+    const int64_t microbatches = std::min<int64_t>(64, nodes / 20);
+    const auto model = chain(nodes / (2 * microbatches), microbatches);
     const auto start = std::chrono::steady_clock::now();
     PIPER_TRY(compiler::Compiled compiled,
-              compiler::compile(model, Strategy().schedule("1f1b:8", kMicrobatches)));
+              compiler::compile(model, Strategy().schedule("1f1b:8", microbatches)));
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     size_t most = 0; // before calls are fused

@@ -100,14 +100,23 @@ Result<std::pair<std::string, std::string>> peer_strategy(const std::string& str
 Result<Measured> run_peer(const TrainBenchmark& b, const std::string& strategy) {
   PIPER_TRY(const auto peer, peer_strategy(strategy));
   const ScratchFile report;
-  std::vector<std::string> command{b.python,     b.peer_script,
-                                   "--strategy", peer.first,
-                                   "--world",    peer.second,
-                                   "--threads",  "1",
-                                   "--iters",    std::to_string(b.iterations),
-                                   "--warmup",   std::to_string(b.warmup),
-                                   "--no-probe", "--quiet",
-                                   "--json",     report.path()};
+  std::vector<std::string> command{b.peer_script,
+                                   "--strategy",
+                                   peer.first,
+                                   "--world",
+                                   peer.second,
+                                   "--threads",
+                                   "1",
+                                   "--iters",
+                                   std::to_string(b.iterations),
+                                   "--warmup",
+                                   std::to_string(b.warmup),
+                                   "--no-probe",
+                                   "--quiet",
+                                   "--json",
+                                   report.path()};
+  if (!b.python.empty())
+    command.insert(command.begin(), b.python);
   const auto sizes = size_flags(b);
   command.insert(command.end(), sizes.begin(), sizes.end());
   PIPER_CHECK_OK(run_program(command));
@@ -132,8 +141,8 @@ Result<void> bench_train(const TrainBenchmark& b) {
         return std::move(known).error();
   const double tokens = static_cast<double>(b.batch * b.seq);
   Table table(compare ? std::vector<std::string>{"strategy", "tokens/s", "ms/iteration",
-                                                 "PyTorch tokens/s", "PyTorch ms", "speed ratio",
-                                                 "time ratio", "loss difference"}
+                                                 b.peer_name + " tokens/s", b.peer_name + " ms",
+                                                 "speed ratio", "time ratio", "loss difference"}
                       : std::vector<std::string>{"strategy", "tokens/s", "ms/iteration"});
   for (const auto& strategy : b.strategies) {
     std::vector<double> ours, theirs, ratios;

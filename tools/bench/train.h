@@ -20,6 +20,7 @@ struct TrainBenchmark {
   /// (single, ddp, gpipe, 1f1b), --world, --threads, the sizes above, --iters, --warmup, --quiet
   /// and --json FILE, into which it writes `tokens_per_s_median` and `losses`.
   std::string peer_script, python;
+  std::string peer_name = "PyTorch"; ///< for people; with an empty `python` the script is a program
 };
 
 /// Runs each strategy in processes of its own, ours and the peer's in turn, and prints the medians

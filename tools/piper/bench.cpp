@@ -50,7 +50,13 @@ Result<void> run_train_bench(const CLI::App& verb, TrainBenchFlags& flags) {
   }
   if (b.warmup >= b.iterations)
     return user_error("no iteration is left after the warm-up", "--warmup");
-  if (!flags.against.empty()) {
+  if (flags.against == "libtorch") {
+    b.peer_script = (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gpt_by_hand");
+    b.peer_name = "LibTorch";
+    b.python.clear();
+    if (verb.count("--strategies") == 0)
+      b.strategies = {"single"};
+  } else if (!flags.against.empty()) {
     b.peer_script = flags.peer_script;
     if (const char* folder = std::getenv("PIPER_PEERS"); folder && b.peer_script.empty())
       b.peer_script = std::string(folder) + "/peers.py";
@@ -81,8 +87,9 @@ void add_train_bench(CLI::App& bench, int& exit_code) {
   verb->add_option("--warmup", b.warmup, "Iterations that do not count");
   verb->add_option("--rounds", b.rounds, "Runs of each, in turn")->check(CLI::PositiveNumber);
   verb->add_option("--processes", b.processes, "Processes of ours")->check(CLI::PositiveNumber);
-  verb->add_option("--against", flags->against, "Compare with pytorch")
-      ->check(CLI::IsMember({"pytorch"}));
+  verb->add_option("--against", flags->against,
+                   "Compare with pytorch, or on one device with the model written in libtorch")
+      ->check(CLI::IsMember({"pytorch", "libtorch"}));
   verb->add_option("--peer", flags->peer_script,
                    "The script that trains in PyTorch (default: $PIPER_PEERS/peers.py)");
   verb->add_option("--python", b.python, "A Python that has PyTorch");
