@@ -2,6 +2,7 @@
 #include "training.h"
 
 #include <future>
+#include <latch>
 #include <thread>
 
 #include <catch2/catch.hpp>
@@ -67,9 +68,16 @@ TEST_CASE("state that has to move is counted") {
 
 TEST_CASE("a dated change is made right before its iteration") {
   auto session = open("single", options(2));
-  auto first = std::async(std::launch::async, [&] { return session->apply(named("dp:2"), 9); });
-  auto second = std::async(std::launch::async, [&] { return session->apply(named("1f1b:2"), 5); });
-  std::this_thread::sleep_for(100ms); // both asked for before the run: otherwise they may be late
+  std::latch asking(2);
+  auto ask = [&](const char* strategy, int64_t at) {
+    asking.count_down();
+    return session->apply(named(strategy), at);
+  };
+  auto first = std::async(std::launch::async, ask, "dp:2", 9);
+  auto second = std::async(std::launch::async, ask, "1f1b:2", 5);
+  asking.wait();
+  // From here each has only a message to send; the run must not overtake it.
+  std::this_thread::sleep_for(100ms);
   std::vector<uint32_t> epochs;
   std::vector<double> all;
   REQUIRE(session

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <future>
+#include <latch>
 #include <mutex>
 #include <thread>
 
@@ -209,10 +210,14 @@ TEST_CASE("an iteration that fails ends the session with its reason") {
 
 TEST_CASE("a destroyed session answers those who wait with Cancelled") {
   auto session = open("single", options(1));
-  auto pending =
-      std::async(std::launch::async, [&s = *session] { return s.apply(named("single"), 1000); });
+  std::latch asking(1);
+  auto pending = std::async(std::launch::async, [&, &s = *session] {
+    asking.count_down();
+    return s.apply(named("single"), 1000);
+  });
   while (session->metrics().devices.empty())
     std::this_thread::yield();
+  asking.wait();
   std::this_thread::sleep_for(50ms); // the call is under way; nothing depends on how far
   auto begun = std::chrono::steady_clock::now();
   session.reset();
