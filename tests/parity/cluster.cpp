@@ -135,18 +135,17 @@ Result<std::map<std::string, at::Tensor>> Cluster::parameters() const {
   return all;
 }
 
-Difference difference_of(double a, double b) {
-  const double scale = std::max(std::abs(a), std::abs(b));
-  return {scale == 0 ? 0 : std::abs(a - b) / scale, 0};
-}
-
-Difference difference(const std::vector<double>& a, const std::vector<double>& b) {
-  Difference result;
+double difference(const std::vector<double>& a, const std::vector<double>& b) {
   if (a.size() != b.size())
-    return {INFINITY, INFINITY};
+    return INFINITY;
+  double largest = 0;
   for (size_t i = 0; i < a.size(); ++i)
-    result.losses = std::max(result.losses, difference_of(a[i], b[i]).losses);
-  return result;
+    if (a[i] != b[i]) // also where one is no number
+      largest =
+          std::max(largest, std::isfinite(a[i] - b[i])
+                                ? std::abs(a[i] - b[i]) / std::max(std::abs(a[i]), std::abs(b[i]))
+                                : INFINITY);
+  return largest;
 }
 
 double difference(const std::map<std::string, at::Tensor>& a,
@@ -159,7 +158,9 @@ double difference(const std::map<std::string, at::Tensor>& a,
     // Relative to the parameter's own size: an element near zero has no digits to compare.
     const double scale = tensor.abs().max().item<double>();
     const double delta = (tensor - other).abs().max().item<double>();
-    if (delta != 0 || !std::isfinite(delta))
+    if (!std::isfinite(delta))
+      return INFINITY;
+    if (delta != 0)
       largest = std::max(largest, delta / scale);
   }
   return largest;

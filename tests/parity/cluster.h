@@ -48,12 +48,10 @@ private:
   int64_t iteration_ = 0;
 };
 
-/// The largest relative difference of any parameter or loss; 0 means equal bit by bit.
-struct Difference {
-  double losses = 0, parameters = 0;
-  double largest() const { return std::max(losses, parameters); }
-};
-Difference difference(const std::vector<double>& a, const std::vector<double>& b);
+/// The largest relative difference of two lists of losses, or of two sets of parameters (relative
+/// to the parameter's largest element); 0 means equal bit by bit, infinity that they don't match
+/// up.
+double difference(const std::vector<double>& a, const std::vector<double>& b);
 double difference(const std::map<std::string, at::Tensor>& a,
                   const std::map<std::string, at::Tensor>& b);
 

@@ -2,6 +2,9 @@
 #include "examples/models/registry.h"
 #include "tests/parity/cluster.h"
 
+#include <ATen/ATen.h>
+
+#include <cmath>
 #include <set>
 
 #include <catch2/catch.hpp>
@@ -36,7 +39,7 @@ double distance(const char* expression, int64_t microbatches, Mutate mutate) {
     return *losses;
   };
   const auto single = run("single", 1, [](PlanSet&) {});
-  return difference(run(expression, 2, mutate), single).losses;
+  return difference(run(expression, 2, mutate), single);
 }
 
 } // namespace
@@ -44,6 +47,15 @@ double distance(const char* expression, int64_t microbatches, Mutate mutate) {
 TEST_CASE("control: untouched plans agree") {
   CHECK(distance("dp:2", 4, [](PlanSet&) {}) <= 1e-12);
   CHECK(distance("1f1b:2", 4, [](PlanSet&) {}) == 0);
+}
+
+TEST_CASE("control: what is no number agrees with nothing") {
+  CHECK(difference({1.0, NAN}, {1.0, 2.0}) == INFINITY);
+  CHECK(difference({NAN}, {NAN}) == INFINITY);
+  const std::map<std::string, at::Tensor> good = {{"w", at::ones({2}, at::kDouble)}};
+  const std::map<std::string, at::Tensor> bad = {{"w", at::full({2}, NAN, at::kDouble)}};
+  CHECK(difference(good, bad) == INFINITY);
+  CHECK(difference(good, good) == 0);
 }
 
 TEST_CASE("a dropped reduction is caught") {
