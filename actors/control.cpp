@@ -27,6 +27,8 @@ using json = nlohmann::ordered_json;
 namespace piper {
 namespace {
 
+constexpr const char* kNameField = "Strategy-Name";
+
 std::string to_json(const Error& error) {
   return json{{"kind", to_string(error.kind)},
               {"message", error.message},
@@ -67,9 +69,11 @@ std::string to_json(const Change& change) {
 }
 
 std::string to_json(const Metrics& metrics) {
-  json changes = json::array(), devices = json::array();
+  json changes = json::array(), waiting = json::array(), devices = json::array();
   for (const Change& change : metrics.changes)
     changes.push_back(change_json(change));
+  for (const WaitingChange& w : metrics.waiting)
+    waiting.push_back({{"to", w.to}, {"at", w.at ? json(*w.at) : json(nullptr)}});
   for (const DeviceReport& d : metrics.devices)
     devices.push_back({{"device", d.device},
                        {"process", d.process},
@@ -78,8 +82,13 @@ std::string to_json(const Metrics& metrics) {
                        {"busy_seconds", d.busy_seconds},
                        {"idle_seconds", d.idle_seconds},
                        {"bytes_sent", d.bytes_sent}});
-  return json{{"iterations", metrics.iterations}, {"loss", metrics.loss}, {"epoch", metrics.epoch},
-              {"strategy", metrics.strategy},     {"changes", changes},   {"devices", devices}}
+  return json{{"iterations", metrics.iterations},
+              {"loss", metrics.loss},
+              {"epoch", metrics.epoch},
+              {"strategy", metrics.strategy},
+              {"changes", changes},
+              {"waiting", waiting},
+              {"devices", devices}}
       .dump();
 }
 
@@ -140,12 +149,14 @@ struct ControlPage::Impl {
       // A timer that the answer wakes; the answer itself comes from another thread.
       auto timer = std::make_shared<asio::steady_timer>(io, asio::steady_timer::time_point::max());
       auto result = std::make_shared<std::optional<Result<std::string>>>();
-      verbs.apply(request.body(), [this, timer, result](Result<std::string> r) {
-        asio::post(io, [timer, result, r = std::move(r)]() mutable {
-          *result = std::move(r);
-          timer->cancel();
-        });
-      });
+      const std::string name = request[kNameField];
+      verbs.apply(name.empty() ? "control" : name, request.body(),
+                  [this, timer, result](Result<std::string> r) {
+                    asio::post(io, [timer, result, r = std::move(r)]() mutable {
+                      *result = std::move(r);
+                      timer->cancel();
+                    });
+                  });
       boost::system::error_code woken;
       if (!*result)
         co_await timer->async_wait(asio::redirect_error(asio::use_awaitable, woken));
@@ -205,7 +216,8 @@ std::string ControlPage::address() const {
 } // namespace actors
 
 Result<std::string> control_request(const std::string& host_port, const std::string& verb,
-                                    const std::string& body, std::chrono::milliseconds timeout) {
+                                    const std::string& body, const std::string& name,
+                                    std::chrono::milliseconds timeout) {
   if (verb != "status" && verb != "apply" && verb != "stop")
     return user_error("there is no verb '" + verb + "'", "control", "status, apply or stop");
   PIPER_TRY(auto address, actors::parse_host_port(host_port, "connect"));
@@ -220,6 +232,8 @@ Result<std::string> control_request(const std::string& host_port, const std::str
     co_await stream.async_connect(found, asio::use_awaitable);
     http::request<http::string_body> request{verb == "status" ? http::verb::get : http::verb::post,
                                              "/" + verb, 11, body};
+    if (!name.empty())
+      request.set(kNameField, name);
     request.set(http::field::host, address.first);
     request.keep_alive(false);
     request.prepare_payload();

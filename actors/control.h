@@ -1,7 +1,8 @@
 // The control page: how a running session is asked from outside. HTTP, for trusted networks:
 //   GET  /status   200, the state as JSON
-//   POST /apply    body: a strategy's JSON; 200 with the change as JSON once it is committed,
-//                  400 with the reason if it is not
+//   POST /apply    body: a strategy's JSON, which reports and errors call by the header field
+//                  Strategy-Name; 200 with the change as JSON once it is committed, 400 with the
+//                  reason if it is not
 //   POST /stop     200; the run ends after the current iteration
 // Anything else is 404; an error's body is {"kind", "message", "where", "hint"}.
 #pragma once
@@ -16,11 +17,11 @@
 
 namespace piper {
 
-/// Asks the page at `host_port` and returns the body. `verb`: "status", "apply" (with the body) or
-/// "stop". An error of the session comes back as it was; no session there, or none that answers
-/// within `timeout`, is Timeout or DeviceLost and names the address.
+/// Asks the page at `host_port` and returns the body. `verb`: "status", "apply" (with the body and
+/// its name) or "stop". An error of the session comes back as it was; no session there, or none
+/// that answers within `timeout`, is Timeout or DeviceLost and names the address.
 Result<std::string> control_request(const std::string& host_port, const std::string& verb,
-                                    const std::string& body = {},
+                                    const std::string& body = {}, const std::string& name = {},
                                     std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
 namespace actors {
@@ -29,7 +30,9 @@ namespace actors {
 struct ControlVerbs {
   std::function<std::string()> status;
   /// Calls `done` later, from any thread, with the answer's body.
-  std::function<void(std::string json, std::function<void(Result<std::string>)> done)> apply;
+  std::function<void(std::string name, std::string json,
+                     std::function<void(Result<std::string>)> done)>
+      apply;
   std::function<void()> stop;
 };
 

@@ -43,6 +43,7 @@ caf::behavior CoordinatorActor::make_behavior() {
       [this](apply_atom, RequestId id, StrategyText& strategy, int64_t at) {
         act(state_.apply(clock_now(), id, std::move(strategy),
                          at < 0 ? std::nullopt : std::optional(at)));
+        callbacks_.metrics(state_.metrics()); // what is waiting can be seen before it is answered
       },
       [this](evaluate_atom, RequestId id) { act(state_.evaluate(clock_now(), id)); },
       [this](digest_atom, RequestId id) { act(state_.digest(clock_now(), id)); },

@@ -142,6 +142,19 @@ Actions CoordinatorState::shut_down(Error reason) {
   return take();
 }
 
+void CoordinatorState::list_waiting_changes() {
+  metrics_.waiting.clear();
+  if (change_ && !change_->first)
+    metrics_.waiting.push_back({change_->request.strategy.name, change_->request.at});
+  for (const ChangeRequest& request : requests_)
+    metrics_.waiting.push_back({request.strategy.name, request.at});
+}
+
+Actions CoordinatorState::take() {
+  list_waiting_changes();
+  return std::exchange(actions_, {});
+}
+
 // Reports.
 
 Actions CoordinatorState::devices_ready(Time now, const std::vector<std::string>& processes) {

@@ -220,7 +220,8 @@ private:
   std::optional<Time> change_deadline() const;
   std::optional<Time> log_deadline() const;
   bool change_blocks_grants() const;
-  Actions take() { return std::exchange(actions_, {}); }
+  void list_waiting_changes();
+  Actions take();
 
   CoordinatorOptions options_;
   Actions actions_;

@@ -41,12 +41,19 @@ struct DeviceReport {
   uint64_t bytes_sent = 0;
 };
 
+/// A change that was asked for and is not made yet.
+struct WaitingChange {
+  std::string to;
+  std::optional<int64_t> at; ///< the iteration it waits for; none: the next boundary
+};
+
 struct Metrics {
   int64_t iterations = 0;
   double loss = 0;
   uint32_t epoch = 0;
   std::string strategy;
   std::vector<Change> changes;
+  std::vector<WaitingChange> waiting; ///< in the order in which they will be made
   std::vector<DeviceReport> devices;
 };
 

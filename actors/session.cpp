@@ -245,7 +245,7 @@ Result<void> Session::Impl::open_gate(const Offer& what) {
                       "listen", "choose another port, or port 0 for a free one");
   listen_address = fmt::format("{}:{}", address.first, *port);
   (*log)(LogLevel::Info, "workers join at " + listen_address);
-  return {};
+  return options.on_listening ? options.on_listening(listen_address) : Result<void>{};
 }
 
 Result<void> Session::Impl::start(const ir::Strategy& strategy) {
@@ -300,14 +300,16 @@ Result<void> Session::Impl::open_control(Session& session) {
   ControlVerbs verbs;
   verbs.status = [&session] { return to_json(session.metrics()); };
   verbs.stop = [&session] { session.stop(); };
-  verbs.apply = [&session](std::string json, std::function<void(Result<std::string>)> done) {
-    session.post([&session, json = std::move(json), done = std::move(done)] {
-      auto strategy = ir::Strategy::parse(json, "control");
-      if (!strategy.ok())
-        return done(std::move(strategy).error());
-      auto change = session.apply(*std::move(strategy));
-      done(change.ok() ? Result<std::string>(to_json(*change)) : std::move(change).error());
-    });
+  verbs.apply = [&session](std::string name, std::string json,
+                           std::function<void(Result<std::string>)> done) {
+    session.post(
+        [&session, name = std::move(name), json = std::move(json), done = std::move(done)] {
+          auto strategy = ir::Strategy::parse(json, name);
+          if (!strategy.ok())
+            return done(std::move(strategy).error());
+          auto change = session.apply(*std::move(strategy));
+          done(change.ok() ? Result<std::string>(to_json(*change)) : std::move(change).error());
+        });
   };
   PIPER_TRY(control, ControlPage::open(options.control, std::move(verbs)));
   (*log)(LogLevel::Info, "control at " + control->address());

@@ -54,6 +54,9 @@ struct SessionOptions {
   /// devices, this process being the first.
   uint32_t workers = 0;
   std::string listen = "127.0.0.1:0"; ///< where workers join; port 0: a free one
+  /// Called by `create`, in its thread, once workers can join at the address and before it waits
+  /// for them: the moment to start them. An error ends `create`.
+  std::function<Result<void>(const std::string& address)> on_listening;
   /// What workers build: a name in their registry and its configuration.
   std::string model_name, model_config;
   TransportKind transport = TransportKind::Auto; ///< Auto: loopback in a process, UCX between them

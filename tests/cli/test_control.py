@@ -36,9 +36,10 @@ class Control(ProgramTest):
         status = json.loads(self.piper("ctl", "--connect", address, "status").stdout)
         self.assertGreater(status["epoch"], 0)
         self.assertEqual(len(status["changes"]), 1)
+        self.assertEqual(status["changes"][0]["to"], str(strategy))
 
         bad = self.write("bad.json", [{"op": "place", "filter": {"wing": 1}, "devices": [0]}])
-        self.refused("ctl", "--connect", address, "apply", bad, says="wing")
+        self.refused("ctl", "--connect", address, "apply", bad, says="bad.json:1")
         broken = self.write("broken.json", '[{"op" "place"}]')
         self.refused("ctl", "--connect", address, "apply", broken, says="broken.json:1:")
 

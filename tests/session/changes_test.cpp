@@ -2,8 +2,6 @@
 #include "training.h"
 
 #include <future>
-#include <latch>
-#include <thread>
 
 #include <catch2/catch.hpp>
 
@@ -68,16 +66,14 @@ TEST_CASE("state that has to move is counted") {
 
 TEST_CASE("a dated change is made right before its iteration") {
   auto session = open("single", options(2));
-  std::latch asking(2);
-  auto ask = [&](const char* strategy, int64_t at) {
-    asking.count_down();
-    return session->apply(named(strategy), at);
-  };
+  auto ask = [&](const char* strategy, int64_t at) { return session->apply(named(strategy), at); };
   auto first = std::async(std::launch::async, ask, "dp:2", 9);
   auto second = std::async(std::launch::async, ask, "1f1b:2", 5);
-  asking.wait();
-  // From here each has only a message to send; the run must not overtake it.
-  std::this_thread::sleep_for(100ms);
+  wait_for_changes(*session, 2); // the run must not overtake them
+  const std::vector<WaitingChange> waiting = session->metrics().waiting;
+  CHECK(waiting[0].to == "1f1b:2");
+  CHECK(waiting[0].at == 5);
+  CHECK(waiting[1].to == "dp:2");
   std::vector<uint32_t> epochs;
   std::vector<double> all;
   REQUIRE(session
@@ -94,6 +90,7 @@ TEST_CASE("a dated change is made right before its iteration") {
   CHECK(early->iteration == 5);
   CHECK(late->iteration == 9);
   CHECK(late->from == "1f1b:2");
+  CHECK(session->metrics().waiting.empty());
   for (size_t i = 0; i < epochs.size(); ++i)
     CHECK(epochs[i] == (i < 5 ? 0 : i < 9 ? early->epoch : late->epoch));
   CHECK(close(all, undisturbed(12)));

@@ -13,7 +13,7 @@ ControlVerbs verbs() {
   ControlVerbs verbs;
   verbs.status = [] { return std::string(R"({"iterations":3})"); };
   verbs.stop = [] {};
-  verbs.apply = [](std::string, std::function<void(Result<std::string>)> done) {
+  verbs.apply = [](std::string, std::string, std::function<void(Result<std::string>)> done) {
     done(std::string("{}"));
   };
   return verbs;
@@ -25,16 +25,19 @@ TEST_CASE("the page answers status, apply and stop") {
   std::string got;
   bool stopped = false;
   with.stop = [&] { stopped = true; };
-  with.apply = [&](std::string body, std::function<void(Result<std::string>)> done) {
-    got = body;
+  with.apply = [&](std::string name, std::string body,
+                   std::function<void(Result<std::string>)> done) {
+    got = name + ": " + body;
     std::thread([done] { done(std::string(R"({"epoch":1})")); }).detach();
   };
   auto page = ControlPage::open("127.0.0.1:0", with);
   REQUIRE(page.ok());
   auto at = (*page)->address();
   CHECK(*control_request(at, "status") == R"({"iterations":3})");
-  CHECK(*control_request(at, "apply", "[1, 2]") == R"({"epoch":1})");
-  CHECK(got == "[1, 2]");
+  CHECK(*control_request(at, "apply", "[1, 2]", "two.json") == R"({"epoch":1})");
+  CHECK(got == "two.json: [1, 2]");
+  CHECK(control_request(at, "apply", "[3]").ok());
+  CHECK(got == "control: [3]");
   CHECK(control_request(at, "stop").ok());
   CHECK(stopped);
 }
@@ -42,7 +45,9 @@ TEST_CASE("the page answers status, apply and stop") {
 TEST_CASE("a change that fails comes back as it was") {
   auto with = verbs();
   Error error{ErrorKind::OutOfMemory, "too big", "device 1", "use more"};
-  with.apply = [&](std::string, std::function<void(Result<std::string>)> done) { done(error); };
+  with.apply = [&](std::string, std::string, std::function<void(Result<std::string>)> done) {
+    done(error);
+  };
   auto page = ControlPage::open("127.0.0.1:0", with);
   CHECK(control_request((*page)->address(), "apply", "[]").error() == error);
 }
@@ -58,11 +63,12 @@ TEST_CASE("asking in vain") {
 TEST_CASE("a page that is slow is not waited for without end") {
   auto with = verbs();
   std::function<void(Result<std::string>)> later;
-  with.apply = [&](std::string, std::function<void(Result<std::string>)> done) {
+  with.apply = [&](std::string, std::string, std::function<void(Result<std::string>)> done) {
     later = std::move(done);
   };
   auto page = ControlPage::open("127.0.0.1:0", with);
-  auto answer = control_request((*page)->address(), "apply", "[]", std::chrono::milliseconds(100));
+  auto answer =
+      control_request((*page)->address(), "apply", "[]", {}, std::chrono::milliseconds(100));
   CHECK(answer.error().kind == ErrorKind::Timeout);
   later(std::string("too late")); // nobody listens, and nothing breaks
 }
@@ -80,9 +86,11 @@ TEST_CASE("metrics and changes as JSON") {
   Metrics metrics;
   metrics.iterations = 2;
   metrics.strategy = "dp:2";
+  metrics.waiting.push_back({"1f1b:2", 9});
   metrics.devices.push_back({.device = 0, .process = "main", .role = "g0", .peak_bytes = 5});
   CHECK(to_json(metrics) ==
         R"({"iterations":2,"loss":0.0,"epoch":0,"strategy":"dp:2","changes":[],)"
+        R"("waiting":[{"to":"1f1b:2","at":9}],)"
         R"("devices":[{"device":0,"process":"main","role":"g0","peak_bytes":5,)"
         R"("busy_seconds":0.0,"idle_seconds":0.0,"bytes_sent":0}]})");
 }

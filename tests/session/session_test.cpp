@@ -2,9 +2,7 @@
 
 #include <chrono>
 #include <future>
-#include <latch>
 #include <mutex>
-#include <thread>
 
 #include <catch2/catch.hpp>
 
@@ -210,15 +208,9 @@ TEST_CASE("an iteration that fails ends the session with its reason") {
 
 TEST_CASE("a destroyed session answers those who wait with Cancelled") {
   auto session = open("single", options(1));
-  std::latch asking(1);
-  auto pending = std::async(std::launch::async, [&, &s = *session] {
-    asking.count_down();
-    return s.apply(named("single"), 1000);
-  });
-  while (session->metrics().devices.empty())
-    std::this_thread::yield();
-  asking.wait();
-  std::this_thread::sleep_for(50ms); // the call is under way; nothing depends on how far
+  auto pending =
+      std::async(std::launch::async, [&s = *session] { return s.apply(named("single"), 1000); });
+  wait_for_changes(*session, 1);
   auto begun = std::chrono::steady_clock::now();
   session.reset();
   CHECK(std::chrono::steady_clock::now() - begun < 2s);

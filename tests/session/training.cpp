@@ -62,6 +62,15 @@ bool close(const std::vector<double>& a, const std::vector<double>& b) {
   return true;
 }
 
+void wait_for_changes(const Session& session, size_t count) {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (session.metrics().waiting.size() != count) {
+    if (std::chrono::steady_clock::now() > give_up)
+      FAIL("no " << count << " changes wait");
+    std::this_thread::yield();
+  }
+}
+
 double difference(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).abs().max().item<double>();
 }

@@ -23,6 +23,8 @@ std::unique_ptr<Session> open(const std::string& strategy, SessionOptions option
 std::vector<double> losses(Session& session, int64_t iterations);
 /// Of a session that nobody disturbs.
 std::vector<double> undisturbed(int64_t iterations, const std::string& strategy = "single");
+/// Waits until `count` changes wait for their turn; fails the test if they never do.
+void wait_for_changes(const Session& session, size_t count);
 /// Equal but for the order of sums.
 bool close(const std::vector<double>& a, const std::vector<double>& b);
 /// The largest, of any element.

@@ -8,12 +8,17 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <optional>
 
 #include <unistd.h>
+
+using namespace std::string_literals;
 
 namespace piper::cli {
 
@@ -23,6 +28,7 @@ namespace {
 struct Measured {
   double tokens_per_second = 0; ///< median of the iterations after the warm-up
   std::vector<double> losses;
+  double pipeline_limit = 0; ///< share of the time that a pipeline of such stages takes at least
 };
 
 /// A file that is gone at the end of the scope.
@@ -30,7 +36,7 @@ class ScratchFile {
 public:
   ScratchFile()
       : path_(std::filesystem::temp_directory_path() /
-              fmt::format("piper-bench-{}.json", getpid())) {}
+              fmt::format("piper-bench-{}-{}.json", getpid(), next()++)) {}
   ~ScratchFile() {
     std::error_code ignored;
     std::filesystem::remove(path_, ignored);
@@ -45,6 +51,10 @@ public:
   }
 
 private:
+  static std::atomic<int>& next() {
+    static std::atomic<int> count;
+    return count;
+  }
   std::filesystem::path path_;
 };
 
@@ -81,7 +91,34 @@ Result<Measured> run_ours(const TrainBenchmark& b, const std::string& strategy) 
       speeds.push_back(iteration.at("tokens_per_second"));
   }
   measured.tokens_per_second = median(speeds);
+  double before = 0, least = 0, taken = 0; // seconds
+  for (const auto& device : json.at("devices")) {
+    const double busy = device.at("busy_seconds"), idle = device.at("idle_seconds");
+    least = std::max(least, busy + before / static_cast<double>(b.microbatches));
+    before += busy;
+    taken = std::max(taken, busy + idle);
+  }
+  measured.pipeline_limit = taken > 0 ? least / taken : 0;
   return measured;
+}
+
+/// Tokens per second of `count` processes side by side, each with one device.
+Result<double> run_independent(const TrainBenchmark& b, int count) {
+  std::vector<std::future<Result<Measured>>> runs;
+  for (int i = 0; i < count; ++i)
+    runs.push_back(std::async(std::launch::async, [&b] { return run_ours(b, "single"); }));
+  double sum = 0;
+  std::optional<Error> failed;
+  for (auto& run : runs) {
+    const Result<Measured> one = run.get();
+    if (one.ok())
+      sum += one->tokens_per_second;
+    else
+      failed = one.error();
+  }
+  if (failed)
+    return *failed;
+  return sum;
 }
 
 /// "dp:4" -> {"ddp", 4}
@@ -131,6 +168,52 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
   return largest;
 }
 
+/// What share ours is of what the machine would allow; none for a strategy that has no such limit.
+Result<std::optional<double>> share_of_limit(const TrainBenchmark& b, const std::string& strategy,
+                                             const Measured& mine) {
+  const auto colon = strategy.find(':');
+  const std::string name = strategy.substr(0, colon);
+  if (name == "dp") {
+    PIPER_TRY(const double limit, run_independent(b, std::stoi(strategy.substr(colon + 1))));
+    return std::optional(mine.tokens_per_second / limit);
+  }
+  if (name == "gpipe" || name == "1f1b")
+    return std::optional(mine.pipeline_limit);
+  return std::optional<double>();
+}
+
+/// Of one strategy, an element a round.
+struct Rounds {
+  std::vector<double> ours, theirs, ratios, shares;
+  double difference = 0; ///< the largest, of any loss
+};
+
+double highest(const std::vector<double>& values) {
+  return *std::max_element(values.begin(), values.end());
+}
+
+std::vector<std::string> to_row(const TrainBenchmark& b, const std::string& strategy,
+                                const Rounds& rounds) {
+  const double tokens = static_cast<double>(b.batch * b.seq);
+  std::vector<std::string> row{strategy, fmt::format("{:.0f}", median(rounds.ours)),
+                               fmt::format("{:.0f}", highest(rounds.ours)),
+                               fmt::format("{:.2f}", 1e3 * tokens / median(rounds.ours))};
+  if (b.limits)
+    row.push_back(rounds.shares.empty() ? "" : fmt::format("{:.3f}", median(rounds.shares)));
+  if (rounds.theirs.empty())
+    return row;
+  row.push_back(fmt::format("{:.0f}", median(rounds.theirs)));
+  row.push_back(fmt::format("{:.0f}", highest(rounds.theirs)));
+  row.push_back(fmt::format("{:.3f}", median(rounds.ratios)));
+  row.push_back(fmt::format("{:.2f}-{:.2f}",
+                            *std::min_element(rounds.ratios.begin(), rounds.ratios.end()),
+                            highest(rounds.ratios)));
+  row.push_back(fmt::format("{:.3f}", highest(rounds.ours) / highest(rounds.theirs)));
+  row.push_back(fmt::format("{:.3f}", 1 / median(rounds.ratios)));
+  row.push_back(fmt::format("{:.1e}", rounds.difference));
+  return row;
+}
+
 } // namespace
 
 Result<void> bench_train(const TrainBenchmark& b) {
@@ -139,35 +222,34 @@ Result<void> bench_train(const TrainBenchmark& b) {
     for (const auto& strategy : b.strategies)
       if (auto known = peer_strategy(strategy); !known.ok())
         return std::move(known).error();
-  const double tokens = static_cast<double>(b.batch * b.seq);
-  Table table(compare ? std::vector<std::string>{"strategy", "tokens/s", "ms/iteration",
-                                                 b.peer_name + " tokens/s", b.peer_name + " ms",
-                                                 "speed ratio", "time ratio", "loss difference"}
-                      : std::vector<std::string>{"strategy", "tokens/s", "ms/iteration"});
+  std::vector<std::string> header{"strategy", "tokens/s", "best", "ms/iteration"};
+  if (b.limits)
+    header.emplace_back("of its limit");
+  if (compare)
+    for (const std::string& column : {b.peer_name, "best"s, "speed ratio"s, "range"s, "of bests"s,
+                                      "time ratio"s, "loss difference"s})
+      header.push_back(column);
+  Table table(std::move(header));
   for (const auto& strategy : b.strategies) {
-    std::vector<double> ours, theirs, ratios;
-    double difference = 0;
+    Rounds rounds;
     for (int64_t round = 0; round < b.rounds; ++round) {
       PIPER_TRY(const Measured mine, run_ours(b, strategy));
-      ours.push_back(mine.tokens_per_second);
+      rounds.ours.push_back(mine.tokens_per_second);
       if (compare) {
         PIPER_TRY(const Measured peer, run_peer(b, strategy));
-        theirs.push_back(peer.tokens_per_second);
-        ratios.push_back(mine.tokens_per_second / peer.tokens_per_second);
-        difference = std::max(difference, largest_difference(mine.losses, peer.losses));
+        rounds.theirs.push_back(peer.tokens_per_second);
+        rounds.ratios.push_back(mine.tokens_per_second / peer.tokens_per_second);
+        rounds.difference =
+            std::max(rounds.difference, largest_difference(mine.losses, peer.losses));
+      }
+      if (b.limits) {
+        PIPER_TRY(const auto share, share_of_limit(b, strategy, mine));
+        if (share)
+          rounds.shares.push_back(*share);
       }
       fmt::print(stderr, "{} round {} of {}\n", strategy, round + 1, b.rounds);
     }
-    std::vector<std::string> row{strategy, fmt::format("{:.0f}", median(ours)),
-                                 fmt::format("{:.2f}", 1e3 * tokens / median(ours))};
-    if (compare) {
-      row.push_back(fmt::format("{:.0f}", median(theirs)));
-      row.push_back(fmt::format("{:.2f}", 1e3 * tokens / median(theirs)));
-      row.push_back(fmt::format("{:.3f}", median(ratios)));
-      row.push_back(fmt::format("{:.3f}", 1 / median(ratios)));
-      row.push_back(fmt::format("{:.1e}", difference));
-    }
-    table.row(std::move(row));
+    table.row(to_row(b, strategy, rounds));
   }
   std::fputs(table.to_string().c_str(), stdout);
   return {};

@@ -87,6 +87,7 @@ void add_train_bench(CLI::App& bench, int& exit_code) {
   verb->add_option("--warmup", b.warmup, "Iterations that do not count");
   verb->add_option("--rounds", b.rounds, "Runs of each, in turn")->check(CLI::PositiveNumber);
   verb->add_option("--processes", b.processes, "Processes of ours")->check(CLI::PositiveNumber);
+  verb->add_flag("--limits", b.limits, "Also measure what the machine would allow");
   verb->add_option("--against", flags->against,
                    "Compare with pytorch, or on one device with the model written in libtorch")
       ->check(CLI::IsMember({"pytorch", "libtorch"}));

@@ -3,6 +3,8 @@
 #include "tools/piper/verbs.h"
 
 #include <cstdio>
+#include <fstream>
+#include <iterator>
 
 namespace piper::cli {
 
@@ -14,8 +16,9 @@ struct CtlFlags {
 };
 
 /// Prints the session's answer, a JSON object.
-int ask(const CtlFlags& flags, const std::string& verb, const std::string& body = {}) {
-  const auto answer = control_request(flags.address, verb, body);
+int ask(const CtlFlags& flags, const std::string& verb, const std::string& body = {},
+        const std::string& name = {}) {
+  const auto answer = control_request(flags.address, verb, body, name);
   if (!answer.ok())
     return fail(answer.error());
   std::puts(answer->c_str());
@@ -42,9 +45,16 @@ void add_ctl(CLI::App& program, int& exit_code) {
   apply->add_option("--microbatches", flags->microbatches, "Of the whole batch, for named builders")
       ->check(CLI::PositiveNumber);
   apply->callback([flags, &exit_code] {
-    // Read here, so that an error names the file as the user knows it.
+    // Read here first: a mistake in the file needs no session to be told.
     const auto strategy = read_strategy(flags->strategy, flags->microbatches, "apply");
-    exit_code = strategy.ok() ? ask(*flags, "apply", strategy->to_json()) : fail(strategy.error());
+    if (!strategy.ok()) {
+      exit_code = fail(strategy.error());
+      return;
+    }
+    // A file goes as it is, so that what the session says of a directive names its line.
+    std::ifstream file(flags->strategy);
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    exit_code = ask(*flags, "apply", text.empty() ? strategy->to_json() : text, strategy->name);
   });
 }
 

@@ -144,7 +144,7 @@ Result<void> run_train(const Registry& registry, CLI::App& verb, TrainFlags& fla
   Interruptible interruptible;
   PendingChange pending;
   Processes workers; // outlives the session, which says goodbye to them
-  PIPER_CHECK_OK(start_workers(flags.job.processes, options, workers));
+  start_workers(flags.job.processes, options, workers);
   PIPER_TRY(const auto session, Session::create(std::move(model), std::move(strategy), options));
   if (!flags.control.empty())
     console.line(fmt::format("control at {}", session->control_address()));

@@ -6,8 +6,8 @@
 
 namespace piper::cli {
 
-/// Starts `processes` - 1 workers that will join the session of `options`, adds them to those that
-/// it waits for anyway, and settles where they join.
-Result<void> start_workers(uint32_t processes, SessionOptions& options, Processes& workers);
+/// Makes the session of `options` wait for `processes` - 1 workers more than it does anyway, and
+/// start them once it listens. `workers` must outlive the session, which says goodbye to them.
+void start_workers(uint32_t processes, SessionOptions& options, Processes& workers);
 
 } // namespace piper::cli
