@@ -33,6 +33,10 @@ Opcode opcode_of(Op op) {
     return Opcode::Seed;
   case Op::Backward:
     return Opcode::Backward;
+  case Op::BackwardInput:
+    return Opcode::BackwardInput;
+  case Op::BackwardWeight:
+    return Opcode::BackwardWeight;
   case Op::Add:
     return Opcode::Add;
   case Op::Loss:
@@ -129,9 +133,14 @@ private:
 
   static bool is_token(ValueKind kind) { return kind >= ValueKind::WeightGrad; }
 
+  /// By a chunk, for a later pass of it; no tensor that others could read.
+  static bool is_kept(ValueKind kind) {
+    return kind == ValueKind::Saved || kind == ValueKind::Deferred;
+  }
+
   SlotId new_slot(const ValueRef& ref) {
     Slot slot{.value = ref, .type = {}};
-    if (ref.kind != ValueKind::Saved)
+    if (!is_kept(ref.kind))
       slot.type = graph_.model->values[ref.subject].type;
     plan_.slots.push_back(std::move(slot));
     return slots_[ref] = SlotId(plan_.slots.size() - 1);
@@ -164,20 +173,21 @@ private:
       if (auto before = instruction_of_.find(edge.before); before != instruction_of_.end())
         depends.push_back(before->second);
 
-    if (node.id.op == Op::Forward && kind_ == PlanKind::Train)
+    if ((node.id.op == Op::Forward && kind_ == PlanKind::Train) || node.id.op == Op::BackwardInput)
       for (const auto& chunk : node.chunks) {
-        const ValueRef saved{.kind = ValueKind::Saved,
-                             .subject = chunk.front().value,
-                             .microbatch = node.microbatch(),
-                             .at = node.id.at};
-        const bool kept =
-            std::find(node.outputs.begin(), node.outputs.end(), saved) != node.outputs.end();
-        instruction.outputs.push_back(kept ? new_slot(saved) : SlotId());
+        const ValueRef kept{.kind =
+                                node.id.op == Op::Forward ? ValueKind::Saved : ValueKind::Deferred,
+                            .subject = chunk.front().value,
+                            .microbatch = node.microbatch(),
+                            .at = node.id.at};
+        const bool is_read =
+            std::find(node.outputs.begin(), node.outputs.end(), kept) != node.outputs.end();
+        instruction.outputs.push_back(is_read ? new_slot(kept) : SlotId());
       }
     for (const ValueRef& ref : node.outputs) {
       if (is_token(ref.kind))
         tokens_[ref] = self;
-      else if (ref.kind != ValueKind::Saved)
+      else if (!is_kept(ref.kind))
         instruction.outputs.push_back(new_slot(ref));
     }
     maker_.resize(plan_.slots.size(), self);
@@ -216,7 +226,7 @@ private:
     std::map<ParamId, uint32_t> last;
     for (uint32_t i = 0; i < plan_.instructions.size(); ++i) {
       const Instruction& instruction = plan_.instructions[i];
-      if (instruction.op != Opcode::Backward)
+      if (!adds_to_gradients(instruction.op))
         continue;
       for (const auto& chunk : instruction.chunks)
         for (CallId call : chunk)

@@ -28,9 +28,12 @@ bool is_source(const Node& node) {
 
 int rank_of(Op op) {
   switch (op) {
+  case Op::BackwardWeight:
+    return 3; // nothing waits for it but the end
   case Op::Forward:
     return 2;
   case Op::Backward:
+  case Op::BackwardInput:
     return 1; // frees activations
   default:
     return 0; // costs nothing and lets others start
@@ -136,7 +139,7 @@ public:
 
 private:
   double cost(const Node& node) const {
-    if (node.id.op != Op::Forward && node.id.op != Op::Backward)
+    if (!is_compute(node.id.op))
       return 0;
     double flops = 0;
     for (const auto& chunk : node.chunks)

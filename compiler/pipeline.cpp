@@ -9,6 +9,7 @@
 #include "compiler/passes/order.h"
 #include "compiler/passes/overlap.h"
 #include "compiler/passes/place.h"
+#include "compiler/passes/split_backward.h"
 #include "compiler/passes/split_batch.h"
 
 namespace piper::compiler {
@@ -18,6 +19,7 @@ std::span<const NamedPass> pipeline_passes() {
       {"lower_model", lower_model, false},
       {"add_backward", add_backward, false},
       {"split_batch", split_batch, false},
+      {"split_backward", split_backward, false},
       {"place", place, false},
       {"assign_buckets", assign_buckets, false},
       {"order", order, true},

@@ -43,6 +43,10 @@ std::optional<std::string_view> pass_of(Op op) {
     return "F";
   case Op::Backward:
     return "B";
+  case Op::BackwardInput:
+    return "BI";
+  case Op::BackwardWeight:
+    return "BW";
   case Op::AllReduce:
   case Op::ReduceScatter:
     return "REDUCE";
@@ -109,7 +113,7 @@ bool matches(const Filter& filter, const Graph& graph, const Node& node) {
   const Op op = node.id.op;
   if (op == Op::Input || op == Op::Seed || op == Op::Add || op == Op::Loss)
     return false;
-  const bool compute = op == Op::Forward || op == Op::Backward;
+  const bool compute = is_compute(op);
   const bool of_bucket =
       op == Op::AllReduce || op == Op::ReduceScatter || op == Op::Update || op == Op::AllGather;
   // What is cheap to look up goes first: most nodes fail there.

@@ -21,28 +21,46 @@
 namespace piper::ir {
 
 enum class Op : uint8_t {
-  Input,     ///< rows of a model input, from the data source
-  Forward,   ///< one call, or several fused ones
-  Seed,      ///< the gradient of the loss: 1 / (microbatches x replicas), the only scale there is
-  Backward,  ///< gradients of inputs and of weights
-  Add,       ///< sum of the gradients that a value got from its readers, left to right
-  Loss,      ///< hands the loss of a microbatch to the iteration's result
-  Send,      ///< to the same rank of another group
-  Recv,      ///< from the same rank of another group
-  AllReduce, ///< sum of a bucket's gradients over its group
-  ReduceScatter, ///< the same, each rank keeps its range
-  Commit,        ///< every device has its gradients: global norm and clip factor, or a barrier
-  Update,        ///< the optimizer on the range of a bucket that a rank owns; clears the gradients
-  AllGather,     ///< the updated ranges of a bucket to every rank
+  Input,    ///< rows of a model input, from the data source
+  Forward,  ///< one call, or several fused ones
+  Seed,     ///< the gradient of the loss: 1 / (microbatches x replicas), the only scale there is
+  Backward, ///< gradients of inputs and of weights
+  BackwardInput,  ///< gradients of inputs alone, and what the next one needs
+  BackwardWeight, ///< gradients of weights, from what BackwardInput left
+  Add,            ///< sum of the gradients that a value got from its readers, left to right
+  Loss,           ///< hands the loss of a microbatch to the iteration's result
+  Send,           ///< to the same rank of another group
+  Recv,           ///< from the same rank of another group
+  AllReduce,      ///< sum of a bucket's gradients over its group
+  ReduceScatter,  ///< the same, each rank keeps its range
+  Commit,         ///< every device has its gradients: global norm and clip factor, or a barrier
+  Update,         ///< the optimizer on the range of a bucket that a rank owns; clears the gradients
+  AllGather,      ///< the updated ranges of a bucket to every rank
 };
-const char* to_string(Op op);
+const char* to_string(Op op); ///< "F", "B", "BI", "BW", "send", …
 std::optional<Op> parse_op(std::string_view text);
+
+/// What runs calls of the model and therefore has chunks.
+constexpr bool is_compute(Op op) {
+  return op == Op::Forward || op == Op::Backward || op == Op::BackwardInput ||
+         op == Op::BackwardWeight;
+}
+/// What turns gradients of a call's outputs into those of its inputs.
+constexpr bool goes_backward(Op op) {
+  return op == Op::Backward || op == Op::BackwardInput;
+}
+/// What adds to gradients of parameters. BackwardInput does so for those of one dimension, whose
+/// sums are cheap and would need as much memory as an activation to be made later.
+constexpr bool adds_to_gradients(Op op) {
+  return goes_backward(op) || op == Op::BackwardWeight;
+}
 
 enum class ValueKind : uint8_t {
   Activation,   ///< a model value
   Gradient,     ///< its gradient
   GradientPart, ///< what one reader (`part`) adds to the gradient
   Saved,        ///< what the forward of call `subject` keeps for its backward
+  Deferred,     ///< what BackwardInput of call `subject` keeps for its BackwardWeight
   WeightGrad,   ///< call `subject` has added to its buckets' gradients (a token, no tensor)
   Reduced,      ///< bucket `subject` holds the summed gradients (a token)
   Committed,    ///< the iteration will be kept (a token)
@@ -84,9 +102,8 @@ struct Node {
   std::vector<ValueRef> inputs;
   std::vector<ValueRef> outputs;
   std::vector<TemporalEdge> after;
-  /// Forward and Backward: the calls, in forward order, cut into the chunks that autograd sees as
-  /// one graph. Forward and Backward of a microbatch agree on the chunks. One chunk of one call
-  /// until `fuse`.
+  /// Of what is_compute: the calls, in forward order, cut into the chunks that autograd sees as one
+  /// graph. Those of a microbatch agree on the chunks. One chunk of one call until `fuse`.
   std::vector<std::vector<CallId>> chunks;
   double scale = 1;       ///< of Seed
   std::string stream;     ///< empty until streams are assigned

@@ -26,6 +26,8 @@ const char* color_of(Op op) {
   case Op::Forward:
     return "lightskyblue";
   case Op::Backward:
+  case Op::BackwardInput:
+  case Op::BackwardWeight:
     return "lightsalmon";
   case Op::Send:
   case Op::Recv:

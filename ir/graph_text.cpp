@@ -15,7 +15,7 @@ using text::Names;
 using text::Reader;
 
 bool has_default_chunks(const Node& node) {
-  if (node.id.op != Op::Forward && node.id.op != Op::Backward)
+  if (!is_compute(node.id.op))
     return node.chunks.empty();
   return node.chunks.size() == 1 && node.chunks[0].size() == 1 &&
          node.chunks[0][0].value == node.id.subject;
@@ -93,7 +93,7 @@ Node read_node(Reader& in, const Lookup& lookup) {
   if (in.accept("chunks")) {
     in.expect("[");
     node.chunks = text::read_chunks(in, lookup);
-  } else if (node.id.op == Op::Forward || node.id.op == Op::Backward) {
+  } else if (is_compute(node.id.op)) {
     node.chunks = {{CallId(node.id.subject)}};
   }
   if (in.accept("("))

@@ -15,9 +15,10 @@ struct KindPrefix {
   const char* prefix;
 };
 // In the order of ValueKind, which starts with Activation (no prefix).
-constexpr std::array<KindPrefix, 7> kPrefixes = {{{ValueKind::Gradient, "d."},
+constexpr std::array<KindPrefix, 8> kPrefixes = {{{ValueKind::Gradient, "d."},
                                                   {ValueKind::GradientPart, "d."},
                                                   {ValueKind::Saved, "saved."},
+                                                  {ValueKind::Deferred, "deferred."},
                                                   {ValueKind::WeightGrad, "wgrad."},
                                                   {ValueKind::Reduced, "reduced."},
                                                   {ValueKind::Committed, "committed"},
@@ -56,9 +57,6 @@ uint32_t read_item(Reader& in, const NameTable* table, char letter, const char* 
   return found->second;
 }
 
-bool is_call_op(Op op) {
-  return op == Op::Forward || op == Op::Backward;
-}
 bool is_bucket_op(Op op) {
   return op == Op::AllReduce || op == Op::ReduceScatter || op == Op::Update || op == Op::AllGather;
 }
@@ -102,6 +100,7 @@ void append_subject(std::string& out, const Names& names, ValueKind kind, uint32
     names.append_value(out, subject);
     break;
   case ValueKind::Saved:
+  case ValueKind::Deferred:
   case ValueKind::WeightGrad:
     names.append_call(out, subject);
     break;
@@ -141,6 +140,7 @@ void read_subject(Reader& in, const Lookup& lookup, ValueKind& kind, uint32_t& s
     subject = lookup.value(in);
     break;
   case ValueKind::Saved:
+  case ValueKind::Deferred:
   case ValueKind::WeightGrad:
     subject = lookup.call(in);
     break;
@@ -236,7 +236,7 @@ void append_id(std::string& out, const Names& names, const NodeId& id) {
   out += to_string(id.op);
   if (id.op != Op::Commit || id.subject != 0)
     out += ' ';
-  if (is_call_op(id.op))
+  if (is_compute(id.op))
     names.append_call(out, id.subject);
   else if (is_bucket_op(id.op))
     names.append_bucket(out, id.subject);
@@ -265,7 +265,7 @@ NodeId read_id(Reader& in, const Lookup& lookup) {
   if (!op)
     in.fail(fmt::format("there is no node \"{}\"", word));
   id.op = *op;
-  if (is_call_op(id.op))
+  if (is_compute(id.op))
     id.subject = lookup.call(in);
   else if (is_bucket_op(id.op))
     id.subject = lookup.bucket(in);

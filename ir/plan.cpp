@@ -97,6 +97,8 @@ std::string PlanSet::name(RoleId role, const Instruction& instruction,
   switch (instruction.op) {
   case Opcode::Forward:
   case Opcode::Backward:
+  case Opcode::BackwardInput:
+  case Opcode::BackwardWeight:
     // One call, or the first and the last of a fused run.
     if (!instruction.chunks.empty() && !instruction.chunks.front().empty() &&
         !instruction.chunks.back().empty()) {

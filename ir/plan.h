@@ -40,6 +40,8 @@ enum class Opcode : uint8_t {
   Forward,
   Seed,
   Backward,
+  BackwardInput,
+  BackwardWeight,
   Add,
   Loss,
   Send,
@@ -56,18 +58,30 @@ enum class Opcode : uint8_t {
 };
 const char* to_string(Opcode opcode); ///< as Op, and "copy-state", "send-state", "recv-state"
 std::optional<Opcode> parse_opcode(std::string_view text);
+// As of the nodes.
+constexpr bool is_compute(Opcode op) {
+  return op <= Opcode::AllGather && is_compute(static_cast<Op>(op));
+}
+constexpr bool goes_backward(Opcode op) {
+  return op <= Opcode::AllGather && goes_backward(static_cast<Op>(op));
+}
+constexpr bool adds_to_gradients(Opcode op) {
+  return op <= Opcode::AllGather && adds_to_gradients(static_cast<Op>(op));
+}
 
 struct Instruction {
   Opcode op = Opcode::Forward;
   uint32_t stream = 0; ///< index into Plan::streams
   int32_t microbatch = kNoMicrobatch;
-  std::vector<std::vector<CallId>> chunks; ///< Forward, Backward: see Node::chunks
-  std::vector<SlotId> inputs;    ///< tensors read. Backward: one Saved slot a chunk first (forward
-                                 ///< order), then gradients of what the chunks give out. Add: the
-                                 ///< parts, left to right
-  std::vector<SlotId> outputs;   ///< tensors made. Forward: one Saved slot a chunk first, then
-                                 ///< what others read
-  std::vector<SlotId> frees;     ///< slots that no later instruction reads: dropped when done
+  std::vector<std::vector<CallId>> chunks; ///< of what is_compute: see Node::chunks
+  std::vector<SlotId> inputs;  ///< tensors read. Backward, BackwardInput: one Saved slot a chunk
+                               ///< first (forward order), then gradients of what the chunks give
+                               ///< out. BackwardWeight: one Deferred slot a chunk. Add: the parts,
+                               ///< left to right
+  std::vector<SlotId> outputs; ///< tensors made. Forward: one Saved slot a chunk first, then what
+                               ///< others read. BackwardInput: one Deferred slot a chunk first
+                               ///< (none for a chunk without parameters), then gradients
+  std::vector<SlotId> frees;   ///< slots that no later instruction reads: dropped when done
   std::vector<BucketId> buckets; ///< AllReduce, ReduceScatter, Update, AllGather: one. Commit: all
                                  ///< that the role holds
   GroupId group;                 ///< of a collective; of Send and Recv the peer's group

@@ -60,8 +60,8 @@ void Filter::add(Term term) {
 }
 
 const char* Directive::op() const {
-  constexpr std::array kOps = {"split",   "place", "replicate", "order",
-                               "overlap", "fuse",  "tag",       "schedule"};
+  constexpr std::array kOps = {"split",   "split_backward", "place", "replicate", "order",
+                               "overlap", "fuse",           "tag",   "schedule"};
   static_assert(kOps.size() == std::variant_size_v<DirectiveBody>);
   return kOps[body.index()];
 }
@@ -72,6 +72,9 @@ Strategy& Strategy::add(DirectiveBody body, Origin origin) {
 }
 Strategy& Strategy::split(Filter filter, int64_t count, std::string dim) {
   return add(Split{std::move(filter), std::move(dim), count});
+}
+Strategy& Strategy::split_backward(Filter filter) {
+  return add(SplitBackward{std::move(filter)});
 }
 Strategy& Strategy::place(Filter filter, std::vector<DeviceIndex> devices, std::string stream) {
   return add(Place{std::move(filter), std::move(devices), std::move(stream)});

@@ -28,9 +28,9 @@ struct TagMatch {
 
 /// A conjunction of tag -> index. `{}` matches everything. Beside the model's annotations and those
 /// that `tag` adds, every node has
-///   PASS  F, B, BI or BW for compute, REDUCE for what is done to a bucket's gradients
-///   MB    the microbatch, under the name that `split` gives it
-///   call  the name of the call
+///   PASS  F, B (or BI and BW after `split_backward`) for compute, REDUCE for what is done to a
+///   bucket's gradients MB    the microbatch, under the name that `split` gives it call  the name
+///   of the call
 struct Filter {
   std::vector<std::pair<std::string, TagMatch>> terms; ///< sorted by tag, no tag twice
 
@@ -81,6 +81,12 @@ struct Replicate {
   std::string gather_stream;
   bool operator==(const Replicate&) const = default;
 };
+/// The gradients of inputs and those of weights become two nodes, with PASS BI and BW in place of
+/// B: what waits for the former does not wait for the latter. Neither repeats the other's work.
+struct SplitBackward {
+  Filter filter;
+  bool operator==(const SplitBackward&) const = default;
+};
 /// On every device: all that matches group i before all that matches group i+1. The filters of one
 /// group may interleave.
 struct Order {
@@ -115,7 +121,7 @@ struct Schedule {
 };
 
 using DirectiveBody =
-    std::variant<Split, Place, Replicate, Order, Overlap, Fuse, TagCalls, Schedule>;
+    std::variant<Split, SplitBackward, Place, Replicate, Order, Overlap, Fuse, TagCalls, Schedule>;
 
 /// Where a directive was written.
 struct Origin {
@@ -140,6 +146,7 @@ struct Strategy {
 
   // The builder. Each returns *this, so that a strategy reads as a list.
   Strategy& split(Filter filter, int64_t count, std::string dim = "MB");
+  Strategy& split_backward(Filter filter);
   Strategy& place(Filter filter, std::vector<DeviceIndex> devices, std::string stream = {});
   Strategy& replicate(Filter filter, std::vector<DeviceIndex> devices);
   Strategy& replicate(Replicate directive);

@@ -48,6 +48,7 @@ Json json_of(const DirectiveBody& body) {
                    out["dim_name"] = d.dim;
                    out["num_microbatches"] = d.count;
                  },
+                 [&](const SplitBackward& d) { out["filter"] = json_of(d.filter); },
                  [&](const Place& d) {
                    out["filter"] = json_of(d.filter);
                    out["devices"] = d.devices;

@@ -25,7 +25,6 @@ struct Unavailable {
   const char* instead;
 };
 constexpr Unavailable kUnavailable[] = {
-    {"split_backward", "leave it out: a backward runs as one instruction"},
     {"shard", "use \"place\", with \"replicate\" where several devices share the work"},
     {"shard_tensor", "use \"place\" to spread the calls over devices"},
     {"recompute", "leave it out; \"split\" into more microbatches lowers the peak"},
@@ -33,8 +32,8 @@ constexpr Unavailable kUnavailable[] = {
     {"prefetch", "leave it out: receives are posted in the order of their use"},
     {"mirror", "leave it out; \"replicate\" keeps a copy on each of its devices"},
 };
-const std::vector<std::string> kOps = {"split",   "place", "replicate", "order",
-                                       "overlap", "fuse",  "tag",       "schedule"};
+const std::vector<std::string> kOps = {"split",   "split_backward", "place", "replicate", "order",
+                                       "overlap", "fuse",           "tag",   "schedule"};
 
 /// The characters of a text; counts the lines that the parser has passed, since nlohmann::json
 /// does not say where in a text a value stands.
@@ -227,16 +226,12 @@ private:
 
   void check_pass(const TagIndex& index) const {
     const std::string* pass = std::get_if<std::string>(&index);
-    if (pass && (*pass == "F" || *pass == "B" || *pass == "REDUCE"))
+    if (pass &&
+        (*pass == "F" || *pass == "B" || *pass == "BI" || *pass == "BW" || *pass == "REDUCE"))
       return;
-    if (pass && (*pass == "BI" || *pass == "BW"))
-      fail(fmt::format("PASS \"{}\" needs the directive \"split_backward\", which is not available "
-                       "in this version",
-                       *pass),
-           "use PASS \"B\"");
     fail(fmt::format("unknown PASS {}",
                      pass ? '"' + *pass + '"' : std::to_string(std::get<int64_t>(index))),
-         "known: \"F\", \"B\", \"REDUCE\"");
+         "known: \"F\", \"B\", \"BI\", \"BW\", \"REDUCE\"");
   }
 
   const Json& object_;
@@ -291,6 +286,10 @@ DirectiveBody read_body(const std::string& op, const Fields& in) {
       out.dim = in.as_string(*dim);
     out.count = in.integer(in.get({"num_microbatches", "n"}), 1, "a number of 1 or more");
     return out;
+  }
+  if (op == "split_backward") {
+    in.allow_only({"filter"});
+    return SplitBackward{in.filter("filter")};
   }
   if (op == "place") {
     in.allow_only({"filter", "devices", "device", "stream"});

@@ -17,7 +17,7 @@ Result<void> verify(const Graph& graph);
 ///    directed channel come in one order;
 ///  - the set ends under blocking sends and collectives with bounded streams (no deadlock);
 ///  - every parameter is in one bucket and each bucket is updated once on every rank, after Commit;
-///  - Forward and Backward of a microbatch agree on their chunks.
+///  - what a microbatch saved in a forward is read by its backward, chunk by chunk.
 Result<void> verify(const PlanSet& plans, const ModelSpec& model);
 
 } // namespace piper::ir

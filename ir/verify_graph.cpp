@@ -164,6 +164,7 @@ private:
     case ValueKind::GradientPart:
       return graph_.model->values.size();
     case ValueKind::Saved:
+    case ValueKind::Deferred:
     case ValueKind::WeightGrad:
       return graph_.model->calls.size();
     case ValueKind::Reduced:
@@ -178,6 +179,8 @@ private:
     switch (id.op) {
     case Op::Forward:
     case Op::Backward:
+    case Op::BackwardInput:
+    case Op::BackwardWeight:
       return graph_.model->calls.size();
     case Op::AllReduce:
     case Op::ReduceScatter:
@@ -249,9 +252,9 @@ private:
   }
 
   Result<void> check_chunks(const Node& node) const {
-    if (node.id.op != Op::Forward && node.id.op != Op::Backward) {
+    if (!is_compute(node.id.op)) {
       if (!node.chunks.empty())
-        return wrong(node, "only Forward and Backward have chunks");
+        return wrong(node, "only what runs calls has chunks");
       return {};
     }
     CallId last;
@@ -273,7 +276,7 @@ private:
                                    : std::find(node.chunks[0].begin(), node.chunks[0].end(),
                                                name) == node.chunks[0].end()))
       return wrong(node, "its first chunk does not start with the call that names it");
-    if (node.id.op == Op::Backward)
+    if (node.id.op != Op::Forward)
       for (const auto& chunk : node.chunks) {
         const uint32_t found = forward_.find(chunk_id(node, chunk));
         if (found == kNone)

@@ -49,7 +49,7 @@ private:
                           each.op == Opcode::RecvState;
     if (of_state != (set_.kind == PlanKind::Migrate))
       return wrong(each, fmt::format("it has no place in a plan of kind {}", to_string(set_.kind)));
-    const bool of_training = each.op == Opcode::Backward || each.op == Opcode::Seed ||
+    const bool of_training = adds_to_gradients(each.op) || each.op == Opcode::Seed ||
                              each.op == Opcode::Add || each.op == Opcode::Update ||
                              is_collective(each.op);
     if (set_.kind == PlanKind::Eval && of_training)
@@ -188,11 +188,12 @@ private:
       const std::vector<CallId>* calls;
       SlotId slot;
     };
-    std::map<std::tuple<CallId, int32_t, GroupId>, Saved> forward; // first call, microbatch, place
+    // By first call, microbatch and place.
+    std::map<std::tuple<CallId, int32_t, GroupId>, Saved> forward, deferred;
     for (const Instruction& each : plan_.instructions) {
-      if (each.op != Opcode::Forward && each.op != Opcode::Backward) {
+      if (!is_compute(each.op)) {
         if (!each.chunks.empty())
-          return wrong(each, "only Forward and Backward have chunks");
+          return wrong(each, "only what runs calls has chunks");
         continue;
       }
       const bool is_forward = each.op == Opcode::Forward;
@@ -211,13 +212,24 @@ private:
             return wrong(each, "its first call runs twice for one microbatch");
           continue;
         }
-        const auto found = forward.find(key);
-        if (found == forward.end())
-          return wrong(each, "there is no forward of its microbatch before it");
+        const bool weight = each.op == Opcode::BackwardWeight;
+        const auto& made = weight ? deferred : forward;
+        const auto found = made.find(key);
+        if (found == made.end())
+          return wrong(each, fmt::format("there is no {} of its microbatch before it",
+                                         weight ? "backward for inputs" : "forward"));
         if (*found->second.calls != chunk)
           return wrong(each, "its chunks differ from those of the forward of its microbatch");
         if (found->second.slot != slots[c])
-          return wrong(each, "it does not begin with what the forward of its microbatch saved");
+          return wrong(each, weight ? "it does not read what the backward for inputs left"
+                                    : "it does not begin with what the forward of its microbatch "
+                                      "saved");
+        if (each.op != Opcode::BackwardInput)
+          continue;
+        if (each.outputs.size() < each.chunks.size())
+          return wrong(each, "it has fewer deferred slots than chunks");
+        if (each.outputs[c])
+          deferred.emplace(key, Saved{&chunk, each.outputs[c]});
       }
     }
     return {};
@@ -314,7 +326,7 @@ private:
             if (!is_member(set_.buckets[b].group))
               return wrong(each, fmt::format("the role does not hold bucket {} of parameter {}",
                                              set_.buckets[b].name, model_.param(param).name));
-            if (each.op != Opcode::Backward)
+            if (!adds_to_gradients(each.op))
               continue;
             const uint32_t end = work[b].reduce != kNone ? work[b].reduce : commit;
             if (!before(i, end))

@@ -1,5 +1,7 @@
 #include "actors/executor/autograd.h"
 
+#include "actors/executor/split_backward.h"
+
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
@@ -14,6 +16,7 @@ void ChunkContext::clear() {
     leaf.reset();
   for (autograd::Edge& root : roots)
     root.function.reset();
+  gradients.clear();
 }
 
 Result<void> ForwardChunk::run() {
@@ -79,11 +82,12 @@ void BackwardChunk::run() {
     all = all && context->roots[i].is_valid();
   }
   auto& engine = autograd::Engine::get_default_engine();
-  auto differentiate = [&engine](const autograd::edge_list& edges,
-                                 const autograd::variable_list& grads) {
-    // Adds to the .grad of parameters and of leaves.
-    engine.execute(edges, grads, /*keep_graph=*/false, /*create_graph=*/false,
-                   /*accumulate_grad=*/true);
+  auto differentiate = [&](const autograd::edge_list& edges, const autograd::variable_list& grads) {
+    if (deferred)
+      backward_inputs(edges, grads, context->leaves, *deferred);
+    else // adds to the .grad of parameters and of leaves
+      engine.execute(edges, grads, /*keep_graph=*/false, /*create_graph=*/false,
+                     /*accumulate_grad=*/true);
   };
   if (all) {
     differentiate(context->roots, gradients);

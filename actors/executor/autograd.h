@@ -14,10 +14,12 @@
 
 namespace piper::executor {
 
-/// What a chunk's forward keeps for its backward: a Saved slot.
+/// What a chunk keeps for a later pass: a Saved or a Deferred slot.
 struct ChunkContext {
-  std::vector<at::Tensor> leaves;   ///< its differentiable inputs
-  torch::autograd::edge_list roots; ///< its outputs that will get a gradient
+  std::vector<at::Tensor> leaves;   ///< Saved: its differentiable inputs
+  torch::autograd::edge_list roots; ///< Saved: its outputs that will get a gradient. Deferred:
+                                    ///< where the backward for weights goes on
+  torch::autograd::variable_list gradients; ///< Deferred: of each root
   void clear();
 };
 
@@ -52,13 +54,14 @@ struct ForwardChunk {
   void clear() noexcept; ///< drops the scratch, also after a throw
 };
 
-/// Backward of a chunk.
+/// Backward of a chunk, or its backward for inputs.
 struct BackwardChunk {
   /// The gradient of one root: `parts` added left to right.
   struct Root {
     std::vector<at::Tensor*> parts;
   };
   ChunkContext* context = nullptr;
+  ChunkContext* deferred = nullptr; ///< if not null, gets what the backward for weights needs
   std::vector<Root> roots;
   /// Where the gradient of each leaf goes, added to what is there; null: nowhere.
   std::vector<at::Tensor*> leaves;

@@ -85,6 +85,7 @@ private:
   Bound bind_forward(const Instruction& instruction);
   Bound bind_seed(const Instruction& instruction);
   Bound bind_backward(const Instruction& instruction);
+  Bound bind_backward_weight(const Instruction& instruction);
   Bound bind_add(const Instruction& instruction);
   Bound bind_loss(const Instruction& instruction);
   Bound bind_send(const Instruction& instruction);
@@ -96,6 +97,10 @@ private:
 
   at::Tensor* slot(SlotId id) { return &bound_->slots[id.value]; }
   const Slot& spec(SlotId id) const { return plan_.slots[id.value]; }
+  /// Kept by a chunk for a later pass of it; no tensor.
+  bool is_context(SlotId id) const {
+    return spec(id).value.kind == ValueKind::Saved || spec(id).value.kind == ValueKind::Deferred;
+  }
   ValueId value(SlotId id) const { return ValueId(spec(id).value.subject); }
   Result<DeviceIndex> peer(const Instruction& instruction) const;
   Result<BucketState*> bucket(BucketId id) const;
@@ -144,12 +149,12 @@ Result<std::shared_ptr<BoundPlan>> Binder::bind() {
     std::unique_ptr<BoundInstruction> task = *std::move(made);
     task->state = &context_.run;
     task->where = device() + called;
-    const char* made_here = instruction.op == Opcode::Forward    ? "activations of "
-                            : instruction.op == Opcode::Backward ? "gradients of "
-                                                                 : "tensors of ";
+    const char* made_here = instruction.op == Opcode::Forward   ? "activations of "
+                            : adds_to_gradients(instruction.op) ? "gradients of "
+                                                                : "tensors of ";
     task->holder = &context_.account.holder(made_here + called);
     for (SlotId id : instruction.frees) {
-      if (spec(id).value.kind == ValueKind::Saved)
+      if (is_context(id))
         task->free_contexts.push_back(&bound_->contexts[id.value]);
       else
         task->free_tensors.push_back(slot(id));
@@ -169,8 +174,7 @@ Result<std::shared_ptr<BoundPlan>> Binder::bind() {
 void Binder::bind_streams() {
   std::vector<bool> compute(plan_.streams.size());
   for (const Instruction& instruction : plan_.instructions)
-    if (instruction.op == Opcode::Forward || instruction.op == Opcode::Backward ||
-        instruction.op == Opcode::Update)
+    if (is_compute(instruction.op) || instruction.op == Opcode::Update)
       compute[instruction.stream] = true;
   for (size_t s = 0; s < compute.size(); ++s) {
     auto& stream = bound_->streams.emplace_back(std::make_unique<BoundPlan::BoundStream>());
@@ -183,7 +187,7 @@ void Binder::bind_streams() {
 /// instruction, or from a later chunk of it.
 void Binder::find_roots() {
   for (const Instruction& instruction : plan_.instructions) {
-    if (instruction.op != Opcode::Backward)
+    if (!goes_backward(instruction.op))
       continue;
     const size_t chunks = instruction.chunks.size();
     auto wirings = wire(model_, instruction.chunks);
@@ -206,7 +210,10 @@ Binder::Bound Binder::bind(const Instruction& instruction) {
   case Opcode::Seed:
     return bind_seed(instruction);
   case Opcode::Backward:
+  case Opcode::BackwardInput:
     return bind_backward(instruction);
+  case Opcode::BackwardWeight:
+    return bind_backward_weight(instruction);
   case Opcode::Add:
     return bind_add(instruction);
   case Opcode::Loss:
@@ -337,8 +344,9 @@ Binder::Bound Binder::bind_backward(const Instruction& instruction) {
   for (size_t i = chunks; i < instruction.inputs.size(); ++i)
     parts[value(instruction.inputs[i])].push_back(slot(instruction.inputs[i]));
   std::map<ValueId, at::Tensor*> targets;
-  for (SlotId id : instruction.outputs)
-    if (!targets.try_emplace(value(id), slot(id)).second)
+  const size_t deferred = instruction.op == Opcode::BackwardInput ? chunks : 0;
+  for (size_t i = deferred; i < instruction.outputs.size(); ++i)
+    if (const SlotId id = instruction.outputs[i]; !targets.try_emplace(value(id), slot(id)).second)
       return internal_error(
           fmt::format("has two outputs for the gradient of '{}'", model_.value(value(id)).name));
   size_t reads = 0;
@@ -353,6 +361,8 @@ Binder::Bound Binder::bind_backward(const Instruction& instruction) {
     BackwardChunk& chunk = bound->chunks[c];
     const SlotId context = instruction.inputs[c];
     chunk.context = &bound_->contexts[context.value];
+    if (deferred && instruction.outputs[c])
+      chunk.deferred = &bound_->contexts[instruction.outputs[c].value];
     for (ValueId v : roots_[context])
       chunk.roots.push_back({parts[v]});
     chunk.gradients.resize(chunk.roots.size());
@@ -374,6 +384,13 @@ Binder::Bound Binder::bind_backward(const Instruction& instruction) {
     if (!filled.contains(v))
       return internal_error(fmt::format("makes the gradient of '{}', which none of its calls reads",
                                         model_.value(v).name));
+  return Bound(std::move(bound));
+}
+
+Binder::Bound Binder::bind_backward_weight(const Instruction& instruction) {
+  auto bound = std::make_unique<BackwardWeightInstruction>();
+  for (SlotId id : instruction.inputs)
+    bound->chunks.push_back(&bound_->contexts[id.value]);
   return Bound(std::move(bound));
 }
 

@@ -37,7 +37,7 @@ struct BoundPlan {
   std::vector<std::shared_ptr<PlacedModule>> modules; ///< that it calls
   std::vector<std::unique_ptr<BoundStream>> streams;
   std::vector<at::Tensor> slots;      ///< by SlotId
-  std::vector<ChunkContext> contexts; ///< by SlotId; those of Saved slots are used
+  std::vector<ChunkContext> contexts; ///< by SlotId; those of Saved and Deferred slots are used
   std::vector<std::unique_ptr<Event>> events;
   std::vector<std::unique_ptr<BoundInstruction>> instructions;
   std::vector<Operation> program;

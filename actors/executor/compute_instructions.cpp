@@ -1,4 +1,5 @@
 #include "actors/executor/instructions.h"
+#include "actors/executor/split_backward.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -50,6 +51,12 @@ void BackwardInstruction::clear() noexcept {
       gradient.reset();
   for (at::Tensor& internal : internals)
     internal.reset();
+}
+
+Result<void> BackwardWeightInstruction::execute() {
+  for (auto chunk = chunks.rbegin(); chunk != chunks.rend(); ++chunk)
+    backward_weights(**chunk);
+  return {};
 }
 
 Result<void> AddInstruction::execute() {

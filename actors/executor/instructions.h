@@ -51,6 +51,13 @@ protected:
   Result<void> execute() override;
 };
 
+struct BackwardWeightInstruction final : BoundInstruction {
+  std::vector<ChunkContext*> chunks; ///< what each left for it, in forward order
+
+protected:
+  Result<void> execute() override;
+};
+
 struct AddInstruction final : BoundInstruction {
   std::vector<at::Tensor*> parts;
   at::Tensor* target = nullptr;

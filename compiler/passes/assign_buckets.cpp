@@ -188,7 +188,7 @@ void add_bucket_nodes(Graph& graph, const std::vector<GroupId>& of_call) {
   std::vector<bool> adds(model.calls.size()); // has a Backward that adds to gradients
   for (const RegionPtr& region : graph.regions)
     for (const Node& node : region->nodes())
-      if (node.id.op == Op::Backward)
+      if (adds_to_gradients(node.id.op))
         adds[node.id.subject] = true;
 
   std::vector<DeviceIndex> devices;

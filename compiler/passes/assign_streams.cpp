@@ -59,6 +59,8 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
       switch (node.id.op) {
       case Op::Forward:
       case Op::Backward:
+      case Op::BackwardInput:
+      case Op::BackwardWeight:
         node.stream = compute(node.id.subject);
         break;
       case Op::AllReduce:

@@ -3,6 +3,7 @@
 #include "compiler/passes/node_selector.h"
 
 #include <algorithm>
+#include <array>
 
 namespace piper::compiler {
 
@@ -13,17 +14,20 @@ namespace {
 /// One microbatch: its nodes by call, and the runs into which `fuse` gathers them. A run is named
 /// by its first call, as is a chunk; a call without a node (no Backward) is in no run.
 struct Microbatch {
-  std::vector<const Node*> forward, backward;
-  std::vector<CallId> forward_run, backward_run, chunk;
+  std::array<std::vector<const Node*>, kCallPasses> nodes;
+  std::array<std::vector<CallId>, kCallPasses> runs;
+  std::vector<CallId> chunk;
 
-  const Node* node(Op op, size_t call) const {
-    return op == Op::Forward ? forward[call] : backward[call];
+  const Node* node(CallPass pass, size_t call) const {
+    return nodes[static_cast<size_t>(pass)][call];
   }
-  const std::vector<CallId>& runs(Op op) const {
-    return op == Op::Forward ? forward_run : backward_run;
-  }
-  std::vector<CallId>& runs(Op op) { return op == Op::Forward ? forward_run : backward_run; }
+  const std::vector<CallId>& run(CallPass pass) const { return runs[static_cast<size_t>(pass)]; }
+  std::vector<CallId>& run(CallPass pass) { return runs[static_cast<size_t>(pass)]; }
 };
+
+constexpr CallPass kForward = CallPass::Forward, kBackward = CallPass::Backward,
+                   kWeight = CallPass::Weight;
+constexpr std::array kAllPasses = {kForward, kBackward, kWeight};
 
 void add_once(std::vector<ValueRef>& list, const ValueRef& ref) {
   if (std::find(list.begin(), list.end(), ref) == list.end())
@@ -38,12 +42,14 @@ public:
   Graph rewrite() const;
 
 private:
-  std::vector<CallId> run_calls(const Microbatch& m, Op op, CallId run) const;
-  std::vector<std::vector<CallId>> run_chunks(const Microbatch& m, Op op, CallId run) const;
+  std::vector<CallId> run_calls(const Microbatch& m, CallPass pass, CallId run) const;
+  std::vector<std::vector<CallId>> run_chunks(const Microbatch& m, CallPass pass, CallId run) const;
+  std::vector<ValueRef> kept(const Node& node, ValueKind kind, CallPass reader) const;
   std::vector<ValueRef> outer_parts(const Microbatch& m, int32_t mb, uint32_t value) const;
   ValueRef outer_gradient(const Microbatch& m, int32_t mb, uint32_t value) const;
   Node forward_node(int32_t mb, CallId run) const;
   Node backward_node(int32_t mb, CallId run) const;
+  Node weight_node(int32_t mb, CallId run) const;
   void merge_edges(const Microbatch& m, const std::vector<CallId>& calls, Node& node) const;
 
   const Graph& graph_;
@@ -59,13 +65,13 @@ Fuser::Fuser(const Graph& graph) : graph_(graph), model_(*graph.model), selector
   microbatches_.resize(graph.microbatches);
   for (int32_t mb = 0; mb < graph.microbatches; ++mb) {
     Microbatch& m = microbatches_[mb];
-    for (Op op : {Op::Forward, Op::Backward}) {
-      auto& nodes = op == Op::Forward ? m.forward : m.backward;
+    for (CallPass pass : kAllPasses) {
+      auto& nodes = m.nodes[static_cast<size_t>(pass)];
       nodes.resize(calls);
-      m.runs(op).resize(calls);
+      m.run(pass).resize(calls);
       for (size_t c = 0; c < calls; ++c)
-        if ((nodes[c] = selector_.node(op, mb, CallId(c))))
-          m.runs(op)[c] = CallId(c);
+        if ((nodes[c] = selector_.node(pass, mb, CallId(c))))
+          m.run(pass)[c] = CallId(c);
     }
   }
   readers_.resize(model_.values.size());
@@ -73,7 +79,7 @@ Fuser::Fuser(const Graph& graph) : graph_(graph), model_(*graph.model), selector
   for (size_t c = 0; c < calls; ++c) {
     for (ValueId v : model_.calls[c].inputs)
       all_readers_[v.value].push_back(CallId(c));
-    if (const Node* backward = microbatches_[0].backward[c])
+    if (const Node* backward = microbatches_[0].node(kBackward, c))
       for (const ValueRef& ref : backward->outputs)
         if (ref.kind == ValueKind::Gradient || ref.kind == ValueKind::GradientPart)
           readers_[ref.subject].push_back(CallId(c));
@@ -101,12 +107,13 @@ Result<void> Fuser::find_runs(const CompileOptions& options) {
           a.stream != b.stream)
         continue;
       Microbatch& m = microbatches_[a.microbatch()];
+      const CallPass which = pass_of(a.id.op);
       bool adjacent = true; // nothing of this pass lies between them in the model
       for (size_t c = a.id.subject + 1; c < b.id.subject; ++c)
-        adjacent &= a.id.op == Op::Backward && !m.backward[c];
+        adjacent &= which != kForward && !m.node(which, c);
       if (!adjacent)
         continue;
-      auto& runs = m.runs(a.id.op);
+      auto& runs = m.run(which);
       const CallId from = runs[b.id.subject], to = runs[a.id.subject];
       for (size_t c = b.id.subject; c < runs.size() && (!runs[c] || runs[c] == from); ++c)
         if (runs[c])
@@ -121,25 +128,28 @@ Result<void> Fuser::find_runs(const CompileOptions& options) {
 void Fuser::cut_chunks() {
   for (Microbatch& m : microbatches_) {
     m.chunk.resize(model_.calls.size());
-    CallId run, backward, chunk;
+    std::array<CallId, kCallPasses> last; // run of each pass that the chunk is in
+    CallId chunk;
     for (size_t c = 0; c < m.chunk.size(); ++c) {
-      if (m.forward_run[c] != run) {
-        run = m.forward_run[c];
-        backward = CallId();
+      const bool cut = std::any_of(kAllPasses.begin(), kAllPasses.end(), [&](CallPass pass) {
+        const CallId run = m.run(pass)[c], before = last[static_cast<size_t>(pass)];
+        return pass == kForward ? run != before : run && before && run != before;
+      });
+      if (cut) {
         chunk = CallId(c);
+        last = {};
       }
-      if (m.backward_run[c] && backward && m.backward_run[c] != backward)
-        chunk = CallId(c);
-      if (m.backward_run[c])
-        backward = m.backward_run[c];
+      for (CallPass pass : kAllPasses)
+        if (const CallId run = m.run(pass)[c])
+          last[static_cast<size_t>(pass)] = run;
       m.chunk[c] = chunk;
     }
   }
 }
 
-std::vector<CallId> Fuser::run_calls(const Microbatch& m, Op op, CallId run) const {
+std::vector<CallId> Fuser::run_calls(const Microbatch& m, CallPass pass, CallId run) const {
   std::vector<CallId> calls;
-  const auto& runs = m.runs(op);
+  const auto& runs = m.run(pass);
   for (size_t c = run.value; c < runs.size() && (!runs[c] || runs[c] == run); ++c)
     if (runs[c])
       calls.push_back(CallId(c));
@@ -147,10 +157,11 @@ std::vector<CallId> Fuser::run_calls(const Microbatch& m, Op op, CallId run) con
 }
 
 /// The chunks that hold the run's calls, whole: forward and backward name the same ones.
-std::vector<std::vector<CallId>> Fuser::run_chunks(const Microbatch& m, Op op, CallId run) const {
+std::vector<std::vector<CallId>> Fuser::run_chunks(const Microbatch& m, CallPass pass,
+                                                   CallId run) const {
   std::vector<std::vector<CallId>> chunks;
   CallId last;
-  for (CallId call : run_calls(m, op, run)) {
+  for (CallId call : run_calls(m, pass, run)) {
     const CallId chunk = m.chunk[call.value];
     if (chunk == last)
       continue;
@@ -167,10 +178,10 @@ std::vector<std::vector<CallId>> Fuser::run_chunks(const Microbatch& m, Op op, C
 std::vector<ValueRef> Fuser::outer_parts(const Microbatch& m, int32_t mb, uint32_t value) const {
   std::vector<ValueRef> parts;
   const auto& readers = readers_[value];
-  const CallId home = m.backward_run[model_.values[value].producer.value];
+  const CallId home = m.run(kBackward)[model_.values[value].producer.value];
   CallId last;
   for (size_t i = readers.size(); i-- > 0;) {
-    const CallId run = m.backward_run[readers[i].value];
+    const CallId run = m.run(kBackward)[readers[i].value];
     if (run == home)
       continue; // summed inside
     if (run != last)
@@ -200,10 +211,10 @@ ValueRef Fuser::outer_gradient(const Microbatch& m, int32_t mb, uint32_t value) 
 void Fuser::merge_edges(const Microbatch& m, const std::vector<CallId>& calls, Node& node) const {
   node.after.clear();
   for (CallId call : calls)
-    for (TemporalEdge edge : m.node(node.id.op, call.value)->after) {
-      if (edge.before.op == Op::Forward || edge.before.op == Op::Backward) {
+    for (TemporalEdge edge : m.node(pass_of(node.id.op), call.value)->after) {
+      if (is_compute(edge.before.op)) {
         const Microbatch& other = microbatches_[edge.before.microbatch];
-        edge.before.subject = other.runs(edge.before.op)[edge.before.subject].value;
+        edge.before.subject = other.run(pass_of(edge.before.op))[edge.before.subject].value;
       }
       if (edge.before != node.id &&
           std::find(node.after.begin(), node.after.end(), edge) == node.after.end())
@@ -211,27 +222,34 @@ void Fuser::merge_edges(const Microbatch& m, const std::vector<CallId>& calls, N
     }
 }
 
-Node Fuser::forward_node(int32_t mb, CallId run) const {
-  const Microbatch& m = microbatches_[mb];
-  const std::vector<CallId> calls = run_calls(m, Op::Forward, run);
-  Node node = *m.forward[run.value];
-  node.chunks = run_chunks(m, Op::Forward, run);
-  node.inputs.clear();
-  node.outputs.clear();
+/// What each chunk of the node keeps for the pass `reader`, where that has any of its calls.
+std::vector<ValueRef> Fuser::kept(const Node& node, ValueKind kind, CallPass reader) const {
+  const Microbatch& m = microbatches_[node.microbatch()];
+  std::vector<ValueRef> refs;
   for (const auto& chunk : node.chunks)
     if (std::any_of(chunk.begin(), chunk.end(),
-                    [&](CallId c) { return m.backward[c.value] != nullptr; }))
-      node.outputs.push_back({.kind = ValueKind::Saved,
-                              .subject = chunk.front().value,
-                              .microbatch = mb,
-                              .at = node.id.at});
-  auto inside = [&](CallId call) { return m.forward_run[call.value] == run; };
+                    [&](CallId c) { return m.node(reader, c.value) != nullptr; }))
+      refs.push_back({.kind = kind,
+                      .subject = chunk.front().value,
+                      .microbatch = node.microbatch(),
+                      .at = node.id.at});
+  return refs;
+}
+
+Node Fuser::forward_node(int32_t mb, CallId run) const {
+  const Microbatch& m = microbatches_[mb];
+  const std::vector<CallId> calls = run_calls(m, kForward, run);
+  Node node = *m.node(kForward, run.value);
+  node.chunks = run_chunks(m, kForward, run);
+  node.inputs.clear();
+  node.outputs = kept(node, ValueKind::Saved, kBackward);
+  auto inside = [&](CallId call) { return m.run(kForward)[call.value] == run; };
   for (CallId call : calls) {
-    for (const ValueRef& ref : m.forward[call.value]->inputs)
+    for (const ValueRef& ref : m.node(kForward, call.value)->inputs)
       if (const CallId producer = model_.values[ref.subject].producer;
           !producer || !inside(producer))
         add_once(node.inputs, ref);
-    for (const ValueRef& ref : m.forward[call.value]->outputs) {
+    for (const ValueRef& ref : m.node(kForward, call.value)->outputs) {
       if (ref.kind != ValueKind::Activation)
         continue;
       const auto& readers = all_readers_[ref.subject];
@@ -245,32 +263,31 @@ Node Fuser::forward_node(int32_t mb, CallId run) const {
 
 Node Fuser::backward_node(int32_t mb, CallId run) const {
   const Microbatch& m = microbatches_[mb];
-  const std::vector<CallId> calls = run_calls(m, Op::Backward, run);
-  Node node = *m.backward[run.value];
-  node.chunks = run_chunks(m, Op::Backward, run);
-  node.inputs.clear();
+  const std::vector<CallId> calls = run_calls(m, kBackward, run);
+  Node node = *m.node(kBackward, run.value);
+  node.chunks = run_chunks(m, kBackward, run);
+  node.inputs = kept(node, ValueKind::Saved, kBackward);
   node.outputs.clear();
-  for (const auto& chunk : node.chunks)
-    node.inputs.push_back({.kind = ValueKind::Saved,
-                           .subject = chunk.front().value,
-                           .microbatch = mb,
-                           .at = node.id.at});
+  if (node.id.op == Op::BackwardInput)
+    node.outputs = kept(node, ValueKind::Deferred, kWeight);
   std::vector<ValueRef> grads;
   for (CallId call : calls) {
-    for (const ValueRef& ref : m.backward[call.value]->inputs)
+    for (const ValueRef& ref : m.node(kBackward, call.value)->inputs)
       if (ref.kind == ValueKind::Gradient) {
         if (ref.subject == model_.loss.value)
           add_once(node.inputs, ref);
         else if (!outer_parts(m, mb, ref.subject).empty())
           add_once(node.inputs, outer_gradient(m, mb, ref.subject));
       }
-    for (const ValueRef& ref : m.backward[call.value]->outputs) {
+    for (const ValueRef& ref : m.node(kBackward, call.value)->outputs) {
+      if (ref.kind == ValueKind::Deferred)
+        continue; // by chunk, above
       if (ref.kind == ValueKind::WeightGrad) {
         grads.push_back(ref);
         continue;
       }
       const CallId producer = model_.values[ref.subject].producer;
-      if (producer && m.backward_run[producer.value] == run)
+      if (producer && m.run(kBackward)[producer.value] == run)
         continue; // summed inside
       const std::vector<ValueRef> parts = outer_parts(m, mb, ref.subject);
       if (parts.size() == 1) {
@@ -278,11 +295,25 @@ Node Fuser::backward_node(int32_t mb, CallId run) const {
         continue;
       }
       for (const ValueRef& part : parts)
-        if (m.backward_run[part.part] == run)
+        if (m.run(kBackward)[part.part] == run)
           add_once(node.outputs, part);
     }
   }
   node.outputs.insert(node.outputs.end(), grads.begin(), grads.end());
+  merge_edges(m, calls, node);
+  return node;
+}
+
+Node Fuser::weight_node(int32_t mb, CallId run) const {
+  const Microbatch& m = microbatches_[mb];
+  const std::vector<CallId> calls = run_calls(m, kWeight, run);
+  Node node = *m.node(kWeight, run.value);
+  node.chunks = run_chunks(m, kWeight, run);
+  node.inputs = kept(node, ValueKind::Deferred, kWeight);
+  node.outputs.clear();
+  for (CallId call : calls)
+    for (const ValueRef& ref : m.node(kWeight, call.value)->outputs)
+      node.outputs.push_back(ref);
   merge_edges(m, calls, node);
   return node;
 }
@@ -294,12 +325,17 @@ Graph Fuser::rewrite() const {
       const CallId call(node.id.subject);
       switch (node.id.op) {
       case Op::Forward:
-        if (microbatches_[node.microbatch()].forward_run[call.value] == call)
+        if (microbatches_[node.microbatch()].run(kForward)[call.value] == call)
           nodes.push_back(forward_node(node.microbatch(), call));
         break;
       case Op::Backward:
-        if (microbatches_[node.microbatch()].backward_run[call.value] == call)
+      case Op::BackwardInput:
+        if (microbatches_[node.microbatch()].run(kBackward)[call.value] == call)
           nodes.push_back(backward_node(node.microbatch(), call));
+        break;
+      case Op::BackwardWeight:
+        if (microbatches_[node.microbatch()].run(kWeight)[call.value] == call)
+          nodes.push_back(weight_node(node.microbatch(), call));
         break;
       case Op::Add: {
         const int32_t mb = node.microbatch();

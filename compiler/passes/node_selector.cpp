@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 
 namespace piper::compiler {
@@ -9,18 +10,16 @@ namespace piper::compiler {
 using namespace ir;
 
 NodeSelector::NodeSelector(const Graph& graph)
-    : graph_(graph), calls_in_model_(graph.model->calls.size()),
-      forward_(graph.microbatches * calls_in_model_), backward_(forward_.size()),
-      group_of_call_(calls_in_model_) {
+    : graph_(graph), calls_in_model_(graph.model->calls.size()), group_of_call_(calls_in_model_) {
+  for (auto& nodes : nodes_)
+    nodes.resize(graph.microbatches * calls_in_model_);
   for (const RegionPtr& region : graph.regions)
     for (const Node& node : region->nodes()) {
-      const size_t at = node.microbatch() * calls_in_model_ + node.id.subject;
-      if (node.id.op == Op::Forward) {
-        forward_[at] = &node;
-        group_of_call_[node.id.subject] = node.id.at;
-      } else if (node.id.op == Op::Backward) {
-        backward_[at] = &node;
-      }
+      if (!is_compute(node.id.op))
+        continue;
+      nodes_[static_cast<size_t>(pass_of(node.id.op))]
+            [node.microbatch() * calls_in_model_ + node.id.subject] = &node;
+      group_of_call_[node.id.subject] = node.id.at;
     }
 }
 
@@ -37,16 +36,13 @@ Result<std::vector<const Node*>> NodeSelector::select(size_t directive, const Fi
   }
   PIPER_CHECK_OK(check_filter(graph_, directive, on_nodes));
 
-  std::vector<Op> ops = {Op::Forward, Op::Backward};
-  if (const TagMatch* pass = find_term(filter, "PASS"); pass && !pass->indices.empty()) {
-    ops.clear();
-    for (const TagIndex& name : pass->indices) {
-      if (name == TagIndex(std::string("F")))
-        ops.push_back(Op::Forward);
-      if (name == TagIndex(std::string("B")))
-        ops.push_back(Op::Backward);
-    }
-  }
+  std::vector<Op> ops = {Op::Forward, Op::Backward, Op::BackwardInput, Op::BackwardWeight};
+  const TagMatch* pass = find_term(filter, "PASS");
+  if (pass && !pass->indices.empty())
+    std::erase_if(ops, [&](Op op) {
+      const TagIndex name = std::string(to_string(op));
+      return std::find(pass->indices.begin(), pass->indices.end(), name) == pass->indices.end();
+    });
   std::vector<int32_t> microbatches;
   const TagMatch* which = find_term(filter, graph_.microbatch_tag);
   if (which && !which->indices.empty()) {
@@ -62,12 +58,13 @@ Result<std::vector<const Node*>> NodeSelector::select(size_t directive, const Fi
   for (int32_t m : microbatches)
     for (Op op : ops)
       for (CallId call : entry->second)
-        if (const Node* found = node(op, m, call))
+        if (const Node* found = node(pass_of(op), m, call); found && found->id.op == op)
           nodes.push_back(found);
   if (nodes.empty())
     return user_error(fmt::format("the filter {} matches nothing", filter.to_json()),
                       graph_.strategy->describe(directive),
-                      "the calls that it names have no such pass");
+                      "the calls that it names have no such pass: it is B, or BI and BW where a "
+                      "split_backward matches");
   return nodes;
 }
 

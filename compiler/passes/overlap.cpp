@@ -19,11 +19,11 @@ Result<void> check_race(const Graph& graph, size_t directive, const std::vector<
                         const std::vector<const Node*>& b) {
   std::set<ParamId> adds;
   for (const Node* node : a)
-    if (node->id.op == Op::Backward)
+    if (adds_to_gradients(node->id.op))
       for (ParamId param : graph.model->calls[node->id.subject].params)
         adds.insert(param);
   for (const Node* node : b) {
-    if (node->id.op != Op::Backward)
+    if (!adds_to_gradients(node->id.op))
       continue;
     for (ParamId param : graph.model->calls[node->id.subject].params)
       if (adds.contains(param))

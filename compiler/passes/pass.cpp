@@ -47,7 +47,7 @@ std::string to_string(const TagIndex& index) {
 std::set<std::string> known_indices(const Graph& graph, const std::string& tag) {
   std::set<std::string> indices;
   if (tag == "PASS")
-    return {"F", "B", "REDUCE"};
+    return {"F", "B", "BI", "BW", "REDUCE"};
   if (!graph.microbatch_tag.empty() && tag == graph.microbatch_tag) {
     for (int64_t m = 0; m < graph.microbatches; ++m)
       indices.insert(std::to_string(m));

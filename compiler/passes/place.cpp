@@ -160,7 +160,7 @@ Result<Graph> place(const CompileOptions& options, const Graph& unplaced) {
 
   // Add, Seed and Loss run where the value is made.
   auto group_of = [&](const Node& node) {
-    if (node.id.op == Op::Forward || node.id.op == Op::Backward)
+    if (is_compute(node.id.op))
       return of_call[node.id.subject];
     return of_call[model.values[node.id.subject].producer.value];
   };
@@ -205,7 +205,7 @@ Result<Graph> place(const CompileOptions& options, const Graph& unplaced) {
         ref.at = placed.id.at;
       if (node.id.op == Op::Seed)
         placed.scale /= replicas;
-      if (node.id.op == Op::Forward || node.id.op == Op::Backward)
+      if (is_compute(node.id.op))
         placed.directive = static_cast<int32_t>(placements[node.id.subject].directive());
       nodes.push_back(std::move(placed));
     }

@@ -135,14 +135,13 @@ TEST_CASE("what is no list of directives is refused") {
 TEST_CASE("an unknown directive lists the known ones and the nearest") {
   CHECK(directive_error("plcae", "\"filter\": {}") ==
         "unknown directive \"plcae\"\n"
-        "  did you mean \"place\"? known directives: \"split\", \"place\", \"replicate\", "
-        "\"order\", \"overlap\", \"fuse\", \"tag\", \"schedule\"");
+        "  did you mean \"place\"? known directives: \"split\", \"split_backward\", \"place\", "
+        "\"replicate\", \"order\", \"overlap\", \"fuse\", \"tag\", \"schedule\"");
   CHECK(directive_error("quantize", "\"filter\": {}").find("did you mean") == std::string::npos);
 }
 
 TEST_CASE("directives that are not there yet are refused by name") {
-  for (const char* op :
-       {"split_backward", "shard", "shard_tensor", "recompute", "offload", "prefetch", "mirror"}) {
+  for (const char* op : {"shard", "shard_tensor", "recompute", "offload", "prefetch", "mirror"}) {
     const std::string text = directive_error(op, "\"filter\": {}");
     CHECK(text.starts_with(
         fmt::format("the directive \"{}\" is not available in this version\n  ", op)));
@@ -154,9 +153,6 @@ TEST_CASE("directives that are not there yet are refused by name") {
         fmt::format("\"{}\" of the directive \"replicate\" is not available in this version\n  use "
                     "\"shard_optimizer\"",
                     key));
-  CHECK(directive_error("fuse", "\"filter\": {\"PASS\": \"BW\"}") ==
-        "PASS \"BW\" needs the directive \"split_backward\", which is not available in this "
-        "version\n  use PASS \"B\"");
 }
 
 TEST_CASE("wrong keys and types are named with what was wanted") {
@@ -170,7 +166,7 @@ TEST_CASE("wrong keys and types are named with what was wanted") {
   CHECK(directive_error("fuse", "\"filter\": {\"layer\": []}") ==
         "the list of \"layer\" is empty\n  \"*\" stands for any index");
   CHECK(directive_error("fuse", "\"filter\": {\"PASS\": \"X\"}") ==
-        "unknown PASS \"X\"\n  known: \"F\", \"B\", \"REDUCE\"");
+        "unknown PASS \"X\"\n  known: \"F\", \"B\", \"BI\", \"BW\", \"REDUCE\"");
   CHECK(directive_error("place", "\"filter\": {}") == "the key \"devices\" is missing");
   CHECK(directive_error("place", "\"filter\": {}, \"device\": -1") ==
         "\"device\" must be a device or a list of devices (0, 1, …), found -1");

@@ -121,7 +121,7 @@ TEST_CASE("each broken rule of a node is told") {
           n.chunks = {{CallId(1), CallId(2)}};
         }).ends_with(": its chunks differ from those of the forward of its microbatch"));
   CHECK(message("loss loss @0 on g1", [](Node& n) { n.chunks = {{CallId(1)}}; }) ==
-        "loss loss @0 on g1: only Forward and Backward have chunks");
+        "loss loss @0 on g1: only what runs calls has chunks");
   CHECK(message("loss loss @0 on g1", [](Node& n) { n.id.peer = GroupId(0); }) ==
         "loss loss @0 on g1 to g0: only Send and Recv have a peer");
   CHECK(message("send l0 @0 on g0 to g1", [](Node& n) { n.id.peer = GroupId(2); }) ==

@@ -138,7 +138,7 @@ TEST_CASE("forward and backward agree on their chunks") {
       pipeline("F [c0] @1", "F [c0] @0").ends_with("its first call runs twice for one microbatch"));
   CHECK(pipeline("F [c0] @1", "F [] @1").ends_with(": a chunk has no calls"));
   CHECK(pipeline("loss @0 as g1", "loss [c2] @0 as g1")
-            .ends_with(": only Forward and Backward have chunks"));
+            .ends_with(": only what runs calls has chunks"));
 }
 
 TEST_CASE("gradients are summed, committed and applied once, in that order") {

@@ -165,6 +165,24 @@ TEST_CASE("fused or not, overlapped or not, the same is learned") {
   check(train(model, overlapped, 1), single, true);
 }
 
+TEST_CASE("backward for inputs and for weights apart") {
+  using ir::Strategy;
+  for (const auto& model : {gpt(false), gpt(true), mlp(true)}) {
+    const Outcome single = train(model, named("single", 4), 1);
+    const Strategy apart = Strategy().split({}, 4).split_backward({}).place({}, {0});
+    check(train(model, apart, 1), single, true);
+    check(train(model, Strategy(apart).fuse({}), 1), single, true);
+    check(train(model, Strategy(apart).fuse({{"PASS", "F"}}).fuse({{"PASS", "BW"}}), 1), single,
+          true);
+    // Part of the model; the weights' gradients at the very end.
+    Strategy late = Strategy().split({}, 4).place({}, {0}).split_backward({{"layer", 1}});
+    late.order({{{{"PASS", "B"}}, {{"PASS", "BI"}}}, {{{"PASS", "BW"}}}});
+    check(train(model, late, 1), single, true);
+    Strategy replicated = Strategy().split({}, 2).replicate({}, {0, 1}).split_backward({}).fuse({});
+    check(train(model, replicated, 2), single, false);
+  }
+}
+
 TEST_CASE("small buckets and fused buckets reduce to the same") {
   auto model = gpt(false);
   const Outcome single = train(model, named("single", 2), 1);
