@@ -167,17 +167,19 @@ TEST_CASE("fused or not, overlapped or not, the same is learned") {
 
 TEST_CASE("backward for inputs and for weights apart") {
   using ir::Strategy;
-  for (const auto& model : {gpt(false), gpt(true), mlp(true)}) {
+  for (const auto& [model, tied] :
+       {std::pair(gpt(false), false), std::pair(gpt(true), true), std::pair(mlp(true), false)}) {
     const Outcome single = train(model, named("single", 4), 1);
     const Strategy apart = Strategy().split({}, 4).split_backward({}).place({}, {0});
-    check(train(model, apart, 1), single, true);
-    check(train(model, Strategy(apart).fuse({}), 1), single, true);
+    // Of a tied weight the later use's gradients may all come first.
+    check(train(model, apart, 1), single, !tied);
+    check(train(model, Strategy(apart).fuse({}), 1), single, !tied);
     check(train(model, Strategy(apart).fuse({{"PASS", "F"}}).fuse({{"PASS", "BW"}}), 1), single,
-          true);
+          !tied);
     // Part of the model; the weights' gradients at the very end.
     Strategy late = Strategy().split({}, 4).place({}, {0}).split_backward({{"layer", 1}});
     late.order({{{{"PASS", "B"}}, {{"PASS", "BI"}}}, {{{"PASS", "BW"}}}});
-    check(train(model, late, 1), single, true);
+    check(train(model, late, 1), single, !tied);
     Strategy replicated = Strategy().split({}, 2).replicate({}, {0, 1}).split_backward({}).fuse({});
     check(train(model, replicated, 2), single, false);
   }
