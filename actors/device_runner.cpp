@@ -172,10 +172,14 @@ Result<void> DeviceRunner::try_op(const Op& op, OpReport& report) {
     refuse_.reset();
     break;
   }
-  case OpKind::Hashes:
-    for (const auto& [param, hash] : device_.parameter_hashes())
+  case OpKind::Hashes: {
+    auto hashes = device_.parameter_hashes();
+    if (!hashes.ok())
+      return std::move(hashes).error();
+    for (const auto& [param, hash] : *hashes)
       report.hashes.emplace_back(param.value, hash);
     break;
+  }
   case OpKind::Gather:
     result = gather(op);
     break;
@@ -188,7 +192,8 @@ Result<void> DeviceRunner::try_op(const Op& op, OpReport& report) {
 Result<void> DeviceRunner::gather(const Op& op) {
   const auto deadline = transport::Clock::now() + options_.deadline;
   std::map<uint32_t, at::Tensor> held;
-  for (auto& [param, tensor] : device_.parameters())
+  PIPER_TRY(auto parameters, device_.parameters());
+  for (auto& [param, tensor] : parameters)
     held.emplace(param.value, std::move(tensor));
   std::map<std::string, at::Tensor> all;
   for (const auto& [param, owner] : op.owners) {

@@ -28,10 +28,6 @@ std::vector<Location> locate(const PlanSet& plans, const ModelSpec& model) {
   return locations;
 }
 
-bool is_moment(StateKind kind) {
-  return kind == StateKind::Moment1 || kind == StateKind::Moment2;
-}
-
 /// One piece of state on its way: `source` on device `from` becomes `target` on device `to`.
 struct Move {
   DeviceIndex from, to;
@@ -54,10 +50,10 @@ public:
   }
 
 private:
-  /// What `rank` of a bucket's group keeps of its array: all, or its share of a sharded moment.
+  /// What `rank` of a bucket's group keeps of its array: all, or its share where it is sharded.
   static std::pair<int64_t, int64_t> kept(const PlanSet& plans, const Bucket& bucket,
                                           StateKind kind, size_t rank) {
-    if (!bucket.shard_optimizer || !is_moment(kind))
+    if (!is_sharded(bucket, kind))
       return {0, bucket.numel};
     const auto ranks = static_cast<int64_t>(plans.groups[bucket.group.value].devices.size());
     const int64_t share = bucket.numel / ranks;
@@ -89,7 +85,7 @@ private:
     const Bucket& bucket = from_.buckets[old.value];
     const Group& group = from_.groups[bucket.group.value];
     const size_t ranks = group.devices.size();
-    const bool sharded = bucket.shard_optimizer && is_moment(target.kind);
+    const bool sharded = is_sharded(bucket, target.kind);
     while (count > 0) {
       DeviceIndex source = device;
       int64_t piece = count;

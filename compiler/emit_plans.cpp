@@ -55,6 +55,12 @@ Opcode opcode_of(Op op) {
     return Opcode::Update;
   case Op::AllGather:
     return Opcode::AllGather;
+  case Op::Gather:
+    return Opcode::Gather;
+  case Op::Release:
+    return Opcode::Release;
+  case Op::ZeroGrads:
+    return Opcode::ZeroGrads;
   }
   return Opcode::Forward;
 }
@@ -201,9 +207,12 @@ private:
     case Op::AllReduce:
     case Op::ReduceScatter:
     case Op::AllGather:
+    case Op::Gather:
       instruction.edge = edges_.of(node);
       [[fallthrough]];
     case Op::Update:
+    case Op::Release:
+    case Op::ZeroGrads:
       instruction.group = node.id.at;
       instruction.buckets = {BucketId(node.id.subject)};
       break;

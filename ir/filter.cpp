@@ -114,8 +114,7 @@ bool matches(const Filter& filter, const Graph& graph, const Node& node) {
   if (op == Op::Input || op == Op::Seed || op == Op::Add || op == Op::Loss)
     return false;
   const bool compute = is_compute(op);
-  const bool of_bucket =
-      op == Op::AllReduce || op == Op::ReduceScatter || op == Op::Update || op == Op::AllGather;
+  const bool of_bucket = is_bucket_op(op);
   // What is cheap to look up goes first: most nodes fail there.
   for (const auto& [tag, match] : filter.terms) {
     if (tag == "PASS" && !accepts(match, pass_of(op)))

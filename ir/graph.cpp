@@ -11,9 +11,10 @@ namespace piper::ir {
 namespace {
 
 constexpr std::array kOps = {
-    "input", "F",          "seed",           "B",      "BI",     "BW",        "add", "loss", "send",
-    "recv",  "all-reduce", "reduce-scatter", "commit", "update", "all-gather"};
-static_assert(kOps.size() == static_cast<size_t>(Op::AllGather) + 1);
+    "input",  "F",      "seed",       "B",      "BI",         "BW",
+    "add",    "loss",   "send",       "recv",   "all-reduce", "reduce-scatter",
+    "commit", "update", "all-gather", "gather", "release",    "zero-grads"};
+static_assert(kOps.size() == static_cast<size_t>(Op::ZeroGrads) + 1);
 
 /// A compact, self-delimiting encoding of nodes; all that a fingerprint needs.
 class Encoder {

@@ -32,10 +32,13 @@ enum class Op : uint8_t {
   Send,           ///< to the same rank of another group
   Recv,           ///< from the same rank of another group
   AllReduce,      ///< sum of a bucket's gradients over its group
-  ReduceScatter,  ///< the same, each rank keeps its range
+  ReduceScatter,  ///< the same, each rank keeps its range (adds it, where gradients are sharded)
   Commit,         ///< every device has its gradients: global norm and clip factor, or a barrier
   Update,         ///< the optimizer on the range of a bucket that a rank owns; clears the gradients
   AllGather,      ///< the updated ranges of a bucket to every rank
+  Gather,         ///< the parameters of a bucket, whole, from the ranks that keep a range of them
+  Release,        ///< drops what Gather brought
+  ZeroGrads,      ///< room for the gradients of a whole bucket, until its ReduceScatter
 };
 const char* to_string(Op op); ///< "F", "B", "BI", "BW", "send", …
 std::optional<Op> parse_op(std::string_view text);
@@ -44,6 +47,11 @@ std::optional<Op> parse_op(std::string_view text);
 constexpr bool is_compute(Op op) {
   return op == Op::Forward || op == Op::Backward || op == Op::BackwardInput ||
          op == Op::BackwardWeight;
+}
+/// What works on a bucket.
+constexpr bool is_bucket_op(Op op) {
+  return op == Op::AllReduce || op == Op::ReduceScatter || op == Op::Update ||
+         op == Op::AllGather || op == Op::Gather || op == Op::Release || op == Op::ZeroGrads;
 }
 /// What turns gradients of a call's outputs into those of its inputs.
 constexpr bool goes_backward(Op op) {
@@ -62,17 +70,20 @@ enum class ValueKind : uint8_t {
   Saved,        ///< what the forward of call `subject` keeps for its backward
   Deferred,     ///< what BackwardInput of call `subject` keeps for its BackwardWeight
   WeightGrad,   ///< call `subject` has added to its buckets' gradients (a token, no tensor)
-  Reduced,      ///< bucket `subject` holds the summed gradients (a token)
+  Reduced,      ///< bucket `subject` holds the summed gradients (a token); of sharded ones those
+                ///< of window `part`
   Committed,    ///< the iteration will be kept (a token)
   Updated,      ///< the owned range of bucket `subject` is updated (a token)
+  Gathered,     ///< bucket `subject` holds whole parameters, for the `part`-th time (a token)
+  Zeroed,       ///< bucket `subject` has room for gradients, for the `part`-th time (a token)
 };
 
 /// Names a value of one iteration. Does not depend on the order in which a graph was built.
 struct ValueRef {
   ValueKind kind = ValueKind::Activation;
   uint32_t subject = 0;          ///< ValueId, CallId or BucketId, by kind
-  uint32_t part = CallId::kNone; ///< the reading call of a GradientPart; the position if a call
-                                 ///< reads a value twice is folded into one part
+  uint32_t part = CallId::kNone; ///< the reading call of a GradientPart (one that reads a value
+                                 ///< twice gives one part); which time, of a bucket's window
   int32_t microbatch = kNoMicrobatch;
   GroupId at; ///< where this copy is; none before placement
   auto operator<=>(const ValueRef&) const = default;
@@ -83,7 +94,7 @@ struct NodeId {
   Op op = Op::Forward;
   ValueKind kind = ValueKind::Activation; ///< of what Send and Recv move
   uint32_t subject = 0;                   ///< CallId (first call), ValueId or BucketId, by op
-  uint32_t part = Id<void>::kNone;        ///< as in ValueRef, for Add / Send / Recv
+  uint32_t part = Id<void>::kNone;        ///< as in ValueRef, for Add / Send / Recv and windows
   int32_t microbatch = kNoMicrobatch;
   GroupId at;   ///< where it runs; none before placement
   GroupId peer; ///< of Send: where to; of Recv: where from
@@ -144,7 +155,10 @@ struct Bucket {
   std::vector<ParamId> params;  ///< in order
   std::vector<int64_t> offsets; ///< of each, in elements; aligned to kParamAlignment
   int64_t numel = 0;            ///< padded to a multiple of group size x kParamAlignment
-  bool shard_optimizer = false; ///< rank i owns [i, i+1) x numel / ranks of the optimizer's state
+  /// Rank i owns [i, i+1) x numel / ranks, and alone keeps that range of …
+  bool shard_optimizer = false; ///< the optimizer's state (ZeRO-1)
+  bool shard_grads = false;     ///< the gradients (ZeRO-2; implies the former)
+  bool shard_params = false;    ///< the parameters (ZeRO-3; implies the former)
   bool operator==(const Bucket&) const = default;
 };
 /// In elements. Keeps every parameter on a cache line of its own.

@@ -35,6 +35,7 @@ const char* color_of(Op op) {
   case Op::AllReduce:
   case Op::ReduceScatter:
   case Op::AllGather:
+  case Op::Gather:
     return "gold";
   default:
     return "white";

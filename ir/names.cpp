@@ -15,14 +15,29 @@ struct KindPrefix {
   const char* prefix;
 };
 // In the order of ValueKind, which starts with Activation (no prefix).
-constexpr std::array<KindPrefix, 8> kPrefixes = {{{ValueKind::Gradient, "d."},
-                                                  {ValueKind::GradientPart, "d."},
-                                                  {ValueKind::Saved, "saved."},
-                                                  {ValueKind::Deferred, "deferred."},
-                                                  {ValueKind::WeightGrad, "wgrad."},
-                                                  {ValueKind::Reduced, "reduced."},
-                                                  {ValueKind::Committed, "committed"},
-                                                  {ValueKind::Updated, "updated."}}};
+constexpr std::array<KindPrefix, 10> kPrefixes = {{{ValueKind::Gradient, "d."},
+                                                   {ValueKind::GradientPart, "d."},
+                                                   {ValueKind::Saved, "saved."},
+                                                   {ValueKind::Deferred, "deferred."},
+                                                   {ValueKind::WeightGrad, "wgrad."},
+                                                   {ValueKind::Reduced, "reduced."},
+                                                   {ValueKind::Committed, "committed"},
+                                                   {ValueKind::Updated, "updated."},
+                                                   {ValueKind::Gathered, "gathered."},
+                                                   {ValueKind::Zeroed, "zeroed."}}};
+
+bool is_of_bucket(ValueKind kind) {
+  return kind == ValueKind::Reduced || kind == ValueKind::Updated || kind == ValueKind::Gathered ||
+         kind == ValueKind::Zeroed;
+}
+
+struct ShardingWord {
+  bool Bucket::*member;
+  const char* word;
+};
+constexpr std::array<ShardingWord, 3> kSharding = {{{&Bucket::shard_optimizer, "shard_optimizer"},
+                                                    {&Bucket::shard_grads, "shard_grads"},
+                                                    {&Bucket::shard_params, "shard_params"}}};
 
 /// Whether a bare activation of that name would read as something else.
 bool reads_as_kind(std::string_view name) {
@@ -55,10 +70,6 @@ uint32_t read_item(Reader& in, const NameTable* table, char letter, const char* 
   if (found == table->end())
     in.fail(fmt::format("unknown name \"{}\": expected {}", name, what));
   return found->second;
-}
-
-bool is_bucket_op(Op op) {
-  return op == Op::AllReduce || op == Op::ReduceScatter || op == Op::Update || op == Op::AllGather;
 }
 
 } // namespace
@@ -106,6 +117,8 @@ void append_subject(std::string& out, const Names& names, ValueKind kind, uint32
     break;
   case ValueKind::Reduced:
   case ValueKind::Updated:
+  case ValueKind::Gathered:
+  case ValueKind::Zeroed:
     names.append_bucket(out, subject);
     break;
   case ValueKind::Committed:
@@ -116,7 +129,10 @@ void append_subject(std::string& out, const Names& names, ValueKind kind, uint32
     break;
   }
   // Only a part of a gradient has one; "[]" keeps the two kinds of gradient apart without it.
-  if (part != kNone || kind == ValueKind::GradientPart) {
+  if (part != kNone && is_of_bucket(kind)) {
+    out += '#';
+    append_int(out, part);
+  } else if (part != kNone || kind == ValueKind::GradientPart) {
     out += '[';
     if (part != kNone)
       names.append_call(out, part);
@@ -146,6 +162,8 @@ void read_subject(Reader& in, const Lookup& lookup, ValueKind& kind, uint32_t& s
     break;
   case ValueKind::Reduced:
   case ValueKind::Updated:
+  case ValueKind::Gathered:
+  case ValueKind::Zeroed:
     subject = lookup.bucket(in);
     break;
   case ValueKind::Committed:
@@ -153,7 +171,9 @@ void read_subject(Reader& in, const Lookup& lookup, ValueKind& kind, uint32_t& s
     break;
   }
   part = kNone;
-  if (in.accept_adjacent('[')) {
+  if (is_of_bucket(kind) && in.accept_adjacent('#')) {
+    part = in.index("which time");
+  } else if (in.accept_adjacent('[')) {
     if (kind == ValueKind::Gradient)
       kind = ValueKind::GradientPart;
     if (!in.accept("]")) {
@@ -238,9 +258,13 @@ void append_id(std::string& out, const Names& names, const NodeId& id) {
     out += ' ';
   if (is_compute(id.op))
     names.append_call(out, id.subject);
-  else if (is_bucket_op(id.op))
+  else if (is_bucket_op(id.op)) {
     names.append_bucket(out, id.subject);
-  else if (id.op != Op::Commit)
+    if (id.part != kNone) {
+      out += '#';
+      append_int(out, id.part);
+    }
+  } else if (id.op != Op::Commit)
     append_subject(out, names, id.kind, id.subject, id.part);
   else if (id.subject != 0)
     append_int(out, id.subject);
@@ -267,9 +291,11 @@ NodeId read_id(Reader& in, const Lookup& lookup) {
   id.op = *op;
   if (is_compute(id.op))
     id.subject = lookup.call(in);
-  else if (is_bucket_op(id.op))
+  else if (is_bucket_op(id.op)) {
     id.subject = lookup.bucket(in);
-  else if (id.op != Op::Commit)
+    if (in.accept_adjacent('#'))
+      id.part = in.index("which time");
+  } else if (id.op != Op::Commit)
     read_subject(in, lookup, id.kind, id.subject, id.part);
   else if (in.next_is_digit())
     id.subject = in.index("a number");
@@ -342,7 +368,10 @@ void append_buckets(std::string& out, const std::vector<Bucket>& buckets, const 
     out += to_string(bucket.dtype);
     out += " numel ";
     append_int(out, bucket.numel);
-    out += bucket.shard_optimizer ? " shard_optimizer\n" : "\n";
+    for (const auto& [member, word] : kSharding)
+      if (bucket.*member)
+        out += fmt::format(" {}", word);
+    out += '\n';
     for (size_t i = 0; i < bucket.params.size(); ++i) {
       const size_t start = out.size();
       const uint32_t param = bucket.params[i].value;
@@ -365,7 +394,8 @@ Bucket read_bucket_line(Reader& in) {
   bucket.dtype = read_dtype(in);
   in.expect("numel");
   bucket.numel = in.integer("a number of elements");
-  bucket.shard_optimizer = in.accept("shard_optimizer");
+  for (const auto& [member, word] : kSharding)
+    bucket.*member = in.accept(word);
   in.end_line();
   return bucket;
 }

@@ -23,11 +23,11 @@ const char* to_string(StateKind kind) {
 }
 
 const char* to_string(Opcode opcode) {
-  if (opcode <= Opcode::AllGather)
+  if (is_node(opcode))
     return to_string(static_cast<Op>(opcode));
   return kOpcodes[static_cast<size_t>(opcode) - static_cast<size_t>(Opcode::CopyState)];
 }
-static_assert(static_cast<int>(Opcode::AllGather) == static_cast<int>(Op::AllGather) &&
+static_assert(static_cast<int>(Opcode::ZeroGrads) == static_cast<int>(Op::ZeroGrads) &&
               static_cast<int>(Opcode::Input) == static_cast<int>(Op::Input));
 
 namespace {
@@ -122,6 +122,9 @@ std::string PlanSet::name(RoleId role, const Instruction& instruction,
   case Opcode::Recv:
     append_values(instruction.outputs);
     break;
+  case Opcode::Gather:
+  case Opcode::Release:
+  case Opcode::ZeroGrads:
   case Opcode::AllReduce:
   case Opcode::ReduceScatter:
   case Opcode::Update:

@@ -23,6 +23,21 @@ std::optional<PlanKind> parse_plan_kind(std::string_view text);
 enum class StateKind : uint8_t { Param, Grad, Moment1, Moment2, Step };
 const char* to_string(StateKind kind); ///< "param", "grad", "moment1", "moment2", "step"
 std::optional<StateKind> parse_state_kind(std::string_view text);
+/// Whether each rank keeps only its own range of the bucket's array.
+constexpr bool is_sharded(const Bucket& bucket, StateKind kind) {
+  switch (kind) {
+  case StateKind::Param:
+    return bucket.shard_params;
+  case StateKind::Grad:
+    return bucket.shard_grads;
+  case StateKind::Moment1:
+  case StateKind::Moment2:
+    return bucket.shard_optimizer;
+  case StateKind::Step:
+    break;
+  }
+  return false;
+}
 
 /// A contiguous piece of a bucket's array. `begin` counts elements from the bucket's start, also
 /// where a rank keeps only its own range of the array.
@@ -51,6 +66,9 @@ enum class Opcode : uint8_t {
   Commit,
   Update,
   AllGather,
+  Gather,
+  Release,
+  ZeroGrads,
   // Of migration plans.
   CopyState, ///< within the device: `source` to `target`
   SendState, ///< `source` to device `device`
@@ -59,14 +77,20 @@ enum class Opcode : uint8_t {
 const char* to_string(Opcode opcode); ///< as Op, and "copy-state", "send-state", "recv-state"
 std::optional<Opcode> parse_opcode(std::string_view text);
 // As of the nodes.
+constexpr bool is_node(Opcode op) {
+  return op < Opcode::CopyState;
+}
+constexpr bool is_bucket_op(Opcode op) {
+  return is_node(op) && is_bucket_op(static_cast<Op>(op));
+}
 constexpr bool is_compute(Opcode op) {
-  return op <= Opcode::AllGather && is_compute(static_cast<Op>(op));
+  return is_node(op) && is_compute(static_cast<Op>(op));
 }
 constexpr bool goes_backward(Opcode op) {
-  return op <= Opcode::AllGather && goes_backward(static_cast<Op>(op));
+  return is_node(op) && goes_backward(static_cast<Op>(op));
 }
 constexpr bool adds_to_gradients(Opcode op) {
-  return op <= Opcode::AllGather && adds_to_gradients(static_cast<Op>(op));
+  return is_node(op) && adds_to_gradients(static_cast<Op>(op));
 }
 
 struct Instruction {
@@ -82,7 +106,7 @@ struct Instruction {
                                ///< others read. BackwardInput: one Deferred slot a chunk first
                                ///< (none for a chunk without parameters), then gradients
   std::vector<SlotId> frees;   ///< slots that no later instruction reads: dropped when done
-  std::vector<BucketId> buckets; ///< AllReduce, ReduceScatter, Update, AllGather: one. Commit: all
+  std::vector<BucketId> buckets; ///< of what is_bucket_op: one. Commit: all
                                  ///< that the role holds
   GroupId group;                 ///< of a collective; of Send and Recv the peer's group
   GroupId self;                  ///< the group as whose member the device runs it

@@ -60,8 +60,8 @@ void Filter::add(Term term) {
 }
 
 const char* Directive::op() const {
-  constexpr std::array kOps = {"split",   "split_backward", "place", "replicate", "order",
-                               "overlap", "fuse",           "tag",   "schedule"};
+  constexpr std::array kOps = {"split",   "split_backward", "place",    "replicate", "order",
+                               "overlap", "fuse",           "prefetch", "tag",       "schedule"};
   static_assert(kOps.size() == std::variant_size_v<DirectiveBody>);
   return kOps[body.index()];
 }
@@ -93,6 +93,9 @@ Strategy& Strategy::overlap(Filter a, Filter b) {
 }
 Strategy& Strategy::fuse(Filter filter) {
   return add(Fuse{std::move(filter)});
+}
+Strategy& Strategy::prefetch(Filter filter, int64_t distance) {
+  return add(Prefetch{std::move(filter), distance});
 }
 Strategy& Strategy::tag(Filter filter, std::string tag_name, int64_t index) {
   return add(TagCalls{std::move(filter), std::move(tag_name), index});

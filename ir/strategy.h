@@ -74,9 +74,9 @@ struct Replicate {
   Filter filter;
   std::vector<DeviceIndex> devices;
   bool shard_optimizer = false; ///< ZeRO-1: each rank keeps and updates 1/n of every bucket
-  bool shard_grads = false;
-  bool shard_params = false;
-  double bucket_mb = 0; ///< gradients are reduced in buckets of about this size; 0: 25
+  bool shard_grads = false;     ///< ZeRO-2: also of the gradients; whole ones live for a moment
+  bool shard_params = false;    ///< ZeRO-3: also of the parameters; gathered for each use
+  double bucket_mb = 0;         ///< gradients are reduced in buckets of about this size; 0: 25
   std::string reduce_stream;
   std::string gather_stream;
   bool operator==(const Replicate&) const = default;
@@ -104,6 +104,13 @@ struct Fuse {
   Filter filter;
   bool operator==(const Fuse&) const = default;
 };
+/// How early the parameters of calls that match may be gathered, where they are sharded: while the
+/// use of the `distance`-th gathered bucket before it begins. 0: when they are needed.
+struct Prefetch {
+  Filter filter;
+  int64_t distance = 1;
+  bool operator==(const Prefetch&) const = default;
+};
 /// Annotate from the strategy: the calls that match get the tag `name` = `index`, which later
 /// directives may filter by.
 struct TagCalls {
@@ -120,8 +127,8 @@ struct Schedule {
   bool operator==(const Schedule&) const = default;
 };
 
-using DirectiveBody =
-    std::variant<Split, SplitBackward, Place, Replicate, Order, Overlap, Fuse, TagCalls, Schedule>;
+using DirectiveBody = std::variant<Split, SplitBackward, Place, Replicate, Order, Overlap, Fuse,
+                                   Prefetch, TagCalls, Schedule>;
 
 /// Where a directive was written.
 struct Origin {
@@ -153,6 +160,7 @@ struct Strategy {
   Strategy& order(std::vector<std::vector<Filter>> groups);
   Strategy& overlap(Filter a, Filter b);
   Strategy& fuse(Filter filter);
+  Strategy& prefetch(Filter filter, int64_t distance);
   Strategy& tag(Filter filter, std::string name, int64_t index);
   Strategy& schedule(std::string expression, int64_t microbatches = 0);
   Strategy& add(DirectiveBody body, Origin origin = {});

@@ -29,11 +29,11 @@ constexpr Unavailable kUnavailable[] = {
     {"shard_tensor", "use \"place\" to spread the calls over devices"},
     {"recompute", "leave it out; \"split\" into more microbatches lowers the peak"},
     {"offload", "leave it out; \"split\" into more microbatches lowers the peak"},
-    {"prefetch", "leave it out: receives are posted in the order of their use"},
     {"mirror", "leave it out; \"replicate\" keeps a copy on each of its devices"},
 };
-const std::vector<std::string> kOps = {"split",   "split_backward", "place", "replicate", "order",
-                                       "overlap", "fuse",           "tag",   "schedule"};
+const std::vector<std::string> kOps = {"split", "split_backward", "place", "replicate",
+                                       "order", "overlap",        "fuse",  "prefetch",
+                                       "tag",   "schedule"};
 
 /// The characters of a text; counts the lines that the parser has passed, since nlohmann::json
 /// does not say where in a text a value stands.
@@ -242,13 +242,10 @@ private:
 Replicate read_replicate(const Fields& in) {
   in.allow_only({"filter", "devices", "device", "reduce_stream", "gather_stream", "bucket_mb",
                  "bucket_size", "shard_optimizer", "shard_grads", "shard_params"});
-  for (const char* key : {"shard_grads", "shard_params"})
-    if (in.boolean(key))
-      in.fail(fmt::format("\"{}\" of the directive \"replicate\" is not available in this version",
-                          key),
-              "use \"shard_optimizer\"");
   Replicate out{.filter = in.filter("filter"), .devices = in.devices()};
   out.shard_optimizer = in.boolean("shard_optimizer");
+  out.shard_grads = in.boolean("shard_grads");
+  out.shard_params = in.boolean("shard_params");
   if (const Json* size = in.find({"bucket_mb", "bucket_size"})) {
     if (!size->is_number() || size->get<double>() <= 0)
       in.fail_type("bucket_mb", "a size in MB above 0", *size);
@@ -306,6 +303,11 @@ DirectiveBody read_body(const std::string& op, const Fields& in) {
   if (op == "fuse") {
     in.allow_only({"filter"});
     return Fuse{in.filter("filter")};
+  }
+  if (op == "prefetch") {
+    in.allow_only({"filter", "distance"});
+    return Prefetch{in.filter("filter"),
+                    in.integer(in.get({"distance"}), 0, "a number of 0 or more")};
   }
   if (op == "tag") {
     in.allow_only({"filter", "name", "index"});

@@ -169,6 +169,8 @@ private:
       return graph_.model->calls.size();
     case ValueKind::Reduced:
     case ValueKind::Updated:
+    case ValueKind::Gathered:
+    case ValueKind::Zeroed:
       return graph_.buckets.size();
     case ValueKind::Committed:
       break;
@@ -186,6 +188,9 @@ private:
     case Op::ReduceScatter:
     case Op::Update:
     case Op::AllGather:
+    case Op::Gather:
+    case Op::Release:
+    case Op::ZeroGrads:
       return graph_.buckets.size();
     case Op::Commit:
       return 1;
@@ -197,10 +202,12 @@ private:
   Result<void> check_ref(const Node& node, const ValueRef& ref) const {
     if (ref.subject >= subjects(ref.kind))
       return wrong(node, fmt::format("{} names what does not exist", graph_.name(ref)));
-    if ((ref.part != kNone) != (ref.kind == ValueKind::GradientPart))
+    const bool of_window = ref.kind == ValueKind::Reduced || ref.kind == ValueKind::Gathered ||
+                           ref.kind == ValueKind::Zeroed;
+    if ((ref.part != kNone) != (ref.kind == ValueKind::GradientPart) && !of_window)
       return wrong(node, fmt::format("{} must name a part exactly if it is a part of a gradient",
                                      graph_.name(ref)));
-    if (ref.part != kNone && ref.part >= graph_.model->calls.size())
+    if (ref.part != kNone && !of_window && ref.part >= graph_.model->calls.size())
       return wrong(node,
                    fmt::format("{} is the part of a call that does not exist", graph_.name(ref)));
     return check_place(node, ref.microbatch, ref.at);

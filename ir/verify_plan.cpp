@@ -25,6 +25,8 @@ public:
     PIPER_CHECK_OK(order());
     PIPER_CHECK_OK(slots());
     PIPER_CHECK_OK(chunks());
+    if (set_.kind != PlanKind::Migrate)
+      PIPER_CHECK_OK(windows(Opcode::Gather, Opcode::Release, StateKind::Param, kNone));
     if (set_.kind == PlanKind::Train)
       PIPER_CHECK_OK(state());
     return {};
@@ -52,7 +54,7 @@ private:
     const bool of_training = adds_to_gradients(each.op) || each.op == Opcode::Seed ||
                              each.op == Opcode::Add || each.op == Opcode::Update ||
                              is_collective(each.op);
-    if (set_.kind == PlanKind::Eval && of_training)
+    if (set_.kind == PlanKind::Eval && of_training && each.op != Opcode::Gather)
       return wrong(each, "an evaluation neither goes backward nor updates");
     if (each.stream >= plan_.streams.size())
       return wrong(each, fmt::format("stream {} of {}", each.stream, plan_.streams.size()));
@@ -92,7 +94,7 @@ private:
         return wrong(each, "its edge has no name in the plan set");
     if ((each.op == Opcode::Send || each.op == Opcode::Recv) && (!each.self || !each.group))
       return wrong(each, "a transfer goes from a group to a group");
-    if (each.op == Opcode::Commit || !is_collective(each.op))
+    if (!is_bucket_op(each.op))
       return {};
     if (each.buckets.size() != 1)
       return wrong(each, fmt::format("it has {} buckets, one is right", each.buckets.size()));
@@ -260,7 +262,8 @@ private:
       switch (all[i].op) {
       case Opcode::AllReduce:
       case Opcode::ReduceScatter:
-        PIPER_CHECK_OK(record(i, &BucketWork::reduce, work));
+        if (!set_.buckets[all[i].buckets[0].value].shard_grads) // those: once a window
+          PIPER_CHECK_OK(record(i, &BucketWork::reduce, work));
         break;
       case Opcode::Update:
         PIPER_CHECK_OK(record(i, &BucketWork::update, work));
@@ -289,7 +292,7 @@ private:
         return internal_error(fmt::format("bucket {} is not updated", bucket.name), where);
       if (!before(commit, its.update))
         return wrong(all[its.update], "it may run before the commit");
-      if (set_.groups[bucket.group.value].devices.size() == 1)
+      if (set_.groups[bucket.group.value].devices.size() == 1 || bucket.shard_grads)
         continue;
       if (its.reduce == kNone)
         return internal_error(fmt::format("bucket {} is not summed over its group", bucket.name),
@@ -300,7 +303,7 @@ private:
         return wrong(all[its.reduce],
                      fmt::format("the optimizer of bucket {} is {}sharded", bucket.name,
                                  bucket.shard_optimizer ? "" : "not "));
-      if (!bucket.shard_optimizer)
+      if (!bucket.shard_optimizer || bucket.shard_params)
         continue;
       if (its.gather == kNone)
         return internal_error(
@@ -308,7 +311,78 @@ private:
       if (!before(its.update, its.gather))
         return wrong(all[its.gather], "it may run before the update");
     }
-    return gradients(work, commit);
+    PIPER_CHECK_OK(gradients(work, commit));
+    return windows(Opcode::ZeroGrads, Opcode::ReduceScatter, StateKind::Grad, commit);
+  }
+
+  /// A sharded array of a bucket is whole from `open` to `close`; what needs it whole lies between,
+  /// and of two such windows one has ended before the other begins. `end`: the last one has ended
+  /// by then (none: by the end of the plan).
+  Result<void> windows(Opcode open, Opcode close, StateKind kind, uint32_t end) const {
+    std::vector<uint32_t> bucket_of(model_.params.size(), kNone);
+    for (uint32_t b = 0; b < set_.buckets.size(); ++b)
+      for (ParamId param : set_.buckets[b].params)
+        bucket_of[param.value] = b;
+    struct State {
+      uint32_t open = kNone, close = kNone;
+      std::vector<uint32_t> uses;
+    };
+    std::vector<State> states(set_.buckets.size());
+    const auto& all = plan_.instructions;
+    for (uint32_t i = 0; i < all.size(); ++i) {
+      const Instruction& each = all[i];
+      if (each.op == open || each.op == close) {
+        State& state = states[each.buckets.at(0).value];
+        const Bucket& bucket = set_.buckets[each.buckets[0].value];
+        if (!is_sharded(bucket, kind)) {
+          if (each.op == open)
+            return wrong(each, fmt::format("bucket {} is not sharded", bucket.name));
+          continue;
+        }
+        if (each.op == open) {
+          if (state.open != kNone)
+            return wrong(each,
+                         fmt::format("{} has not ended", set_.name(id_, all[state.open], &model_)));
+          if (state.close != kNone && !before(state.close, i))
+            return wrong(each, fmt::format("it may run before {}",
+                                           set_.name(id_, all[state.close], &model_)));
+          state = {.open = i};
+          continue;
+        }
+        if (state.open == kNone || !before(state.open, i))
+          return wrong(each,
+                       fmt::format("there is nothing whole of bucket {} before it", bucket.name));
+        for (uint32_t use : state.uses)
+          if (!before(use, i))
+            return wrong(each, fmt::format("it may run before {} is done",
+                                           set_.name(id_, all[use], &model_)));
+        if (end != kNone && !before(i, end))
+          return wrong(each, "the commit does not wait for it");
+        state = {.close = i};
+        continue;
+      }
+      if (!is_compute(each.op) || (kind == StateKind::Grad && !adds_to_gradients(each.op)))
+        continue;
+      for (const auto& chunk : each.chunks)
+        for (CallId call : chunk)
+          for (ParamId param : model_.call(call).params) {
+            const uint32_t b = bucket_of[param.value];
+            if (!is_sharded(set_.buckets[b], kind))
+              continue;
+            if (kind == StateKind::Grad && each.op == Opcode::BackwardInput &&
+                model_.param(param).type.dims.size() > 1)
+              continue; // left to BackwardWeight
+            if (states[b].open == kNone || !before(states[b].open, i))
+              return wrong(each, fmt::format("the {} of bucket {} are not whole when it runs",
+                                             kind == StateKind::Grad ? "gradients" : "parameters",
+                                             set_.buckets[b].name));
+            states[b].uses.push_back(i);
+          }
+    }
+    for (const State& state : states)
+      if (state.open != kNone)
+        return wrong(all[state.open], "what it makes whole is never let go");
+    return {};
   }
 
   /// Whatever adds to a bucket's gradient is done before the bucket is summed or committed.
@@ -326,7 +400,7 @@ private:
             if (!is_member(set_.buckets[b].group))
               return wrong(each, fmt::format("the role does not hold bucket {} of parameter {}",
                                              set_.buckets[b].name, model_.param(param).name));
-            if (!adds_to_gradients(each.op))
+            if (!adds_to_gradients(each.op) || set_.buckets[b].shard_grads)
               continue;
             const uint32_t end = work[b].reduce != kNone ? work[b].reduce : commit;
             if (!before(i, end))

@@ -27,7 +27,7 @@ inline Error wrong_instruction(const PlanSet& set, RoleId role, const Instructio
 
 inline bool is_collective(Opcode op) {
   return op == Opcode::AllReduce || op == Opcode::ReduceScatter || op == Opcode::AllGather ||
-         op == Opcode::Commit;
+         op == Opcode::Gather || op == Opcode::Commit;
 }
 inline bool is_transfer(Opcode op) {
   return op == Opcode::Send || op == Opcode::Recv || op == Opcode::SendState ||

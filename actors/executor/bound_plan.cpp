@@ -32,6 +32,8 @@ void BoundPlan::drop_tensors() {
     slot.reset();
   for (ChunkContext& context : contexts)
     context.clear();
+  if (state)
+    state->close_windows();
 }
 
 namespace {
@@ -91,6 +93,9 @@ private:
   Bound bind_send(const Instruction& instruction);
   Bound bind_recv(const Instruction& instruction);
   Bound bind_collective(const Instruction& instruction);
+  Bound bind_gather(const Instruction& instruction);
+  Bound bind_release(const Instruction& instruction);
+  Bound bind_zero_grads(const Instruction& instruction);
   Bound bind_commit(const Instruction& instruction);
   Bound bind_update(const Instruction& instruction);
   Bound bind_state(const Instruction& instruction);
@@ -226,6 +231,12 @@ Binder::Bound Binder::bind(const Instruction& instruction) {
   case Opcode::ReduceScatter:
   case Opcode::AllGather:
     return bind_collective(instruction);
+  case Opcode::Gather:
+    return bind_gather(instruction);
+  case Opcode::Release:
+    return bind_release(instruction);
+  case Opcode::ZeroGrads:
+    return bind_zero_grads(instruction);
   case Opcode::Commit:
     return bind_commit(instruction);
   case Opcode::Update:
@@ -454,8 +465,15 @@ Result<BucketState*> Binder::bucket(BucketId id) const {
 }
 
 Binder::Bound Binder::bind_collective(const Instruction& instruction) {
-  auto bound = std::make_unique<CollectiveInstruction>();
   PIPER_TRY(BucketState * state, bucket(instruction.buckets.at(0)));
+  if (instruction.op == Opcode::ReduceScatter && state->is_sharded(StateKind::Grad)) {
+    auto bound = std::make_unique<ShardGradsInstruction>();
+    bound->bucket = state;
+    bound->key = key(instruction);
+    bound->group = members(instruction.group);
+    return Bound(std::move(bound));
+  }
+  auto bound = std::make_unique<CollectiveInstruction>();
   using Kind = CollectiveInstruction::Kind;
   bound->kind = instruction.op == Opcode::AllReduce       ? Kind::AllReduce
                 : instruction.op == Opcode::ReduceScatter ? Kind::ReduceScatter
@@ -463,7 +481,29 @@ Binder::Bound Binder::bind_collective(const Instruction& instruction) {
   bound->key = key(instruction);
   bound->group = members(instruction.group);
   bound->range =
-      state->whole(instruction.op == Opcode::AllGather ? StateKind::Param : StateKind::Grad);
+      state->range(instruction.op == Opcode::AllGather ? StateKind::Param : StateKind::Grad);
+  return Bound(std::move(bound));
+}
+
+Binder::Bound Binder::bind_gather(const Instruction& instruction) {
+  auto bound = std::make_unique<GatherInstruction>();
+  PIPER_TRY(bound->bucket, bucket(instruction.buckets.at(0)));
+  bound->memory = &context_.account.holder("gathered parameters");
+  bound->key = key(instruction);
+  bound->group = members(instruction.group);
+  return Bound(std::move(bound));
+}
+
+Binder::Bound Binder::bind_release(const Instruction& instruction) {
+  auto bound = std::make_unique<ReleaseInstruction>();
+  PIPER_TRY(bound->bucket, bucket(instruction.buckets.at(0)));
+  return Bound(std::move(bound));
+}
+
+Binder::Bound Binder::bind_zero_grads(const Instruction& instruction) {
+  auto bound = std::make_unique<ZeroGradsInstruction>();
+  PIPER_TRY(bound->bucket, bucket(instruction.buckets.at(0)));
+  bound->memory = &context_.account.holder("whole gradients");
   return Bound(std::move(bound));
 }
 
@@ -483,15 +523,16 @@ Binder::Bound Binder::bind_update(const Instruction& instruction) {
   auto bound = std::make_unique<UpdateInstruction>();
   PIPER_TRY(BucketState * state, bucket(instruction.buckets.at(0)));
   bound->optimizer = &context_.options.optimizer;
-  bound->grad = state->whole(StateKind::Grad);
-  bound->owned_begin = state->owned_begin;
-  bound->owned_param = state->whole(StateKind::Param);
-  bound->owned_param.data += state->owned_begin * size_of(bound->owned_param.dtype);
+  bound->grad = state->range(StateKind::Grad);
+  bound->owned_begin = state->is_sharded(StateKind::Grad) ? 0 : state->owned_begin;
+  bound->owned_param = state->range(StateKind::Param);
+  if (!state->is_sharded(StateKind::Param))
+    bound->owned_param.data += state->owned_begin * size_of(bound->owned_param.dtype);
   bound->owned_param.count = state->owned_count;
   if (state->moment1.defined())
-    bound->moment1 = state->whole(StateKind::Moment1);
+    bound->moment1 = state->range(StateKind::Moment1);
   if (state->moment2.defined())
-    bound->moment2 = state->whole(StateKind::Moment2);
+    bound->moment2 = state->range(StateKind::Moment2);
   if (state->step.defined())
     bound->step = state->step.mutable_data_ptr<double>();
   return Bound(std::move(bound));
@@ -521,7 +562,7 @@ Binder::Bound Binder::bind_state(const Instruction& instruction) {
     PIPER_TRY(bound->source, range(instruction.source));
     bound->array = context_.state(instruction.source.epoch)
                        ->buckets()[instruction.source.bucket.value]
-                       .array(instruction.source.kind);
+                       .kept(instruction.source.kind);
     bound->key = key(instruction);
     bound->to = instruction.device;
     return Bound(std::move(bound));

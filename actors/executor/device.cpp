@@ -14,6 +14,10 @@
 
 namespace piper::executor {
 
+namespace {
+constexpr uint32_t kLastEdge = (1U << 20) - 1; ///< that every transport's keys have room for
+} // namespace
+
 struct Device::Impl {
   /// What was prepared for an epoch.
   struct Prepared {
@@ -45,6 +49,8 @@ struct Device::Impl {
   Result<std::shared_ptr<PlacedModule>> module(uint32_t index, const EpochState* state);
   std::shared_ptr<Stream> stream(const std::string& name, bool compute);
   Result<IterationResult> run(ir::PlanKind kind, int64_t iteration);
+  /// Calls `read(id, tensor)` for each parameter held, bucket by bucket.
+  template <class Read> Result<void> read_parameters(Read read);
 
   Prepared find(ir::Epoch epoch) {
     std::lock_guard lock(mutex);
@@ -175,6 +181,37 @@ Result<IterationResult> Device::Impl::run(ir::PlanKind kind, int64_t iteration) 
   return interpreter.run(plan, iteration);
 }
 
+template <class Read> Result<void> Device::Impl::read_parameters(Read read) {
+  return guarded("read parameters", [&]() -> Result<void> {
+    const auto state = committed_state();
+    if (!state)
+      return {};
+    for (size_t b = 0; b < state->buckets().size(); ++b) {
+      BucketState& bucket = state->buckets()[b];
+      if (!bucket.spec)
+        continue;
+      if (bucket.is_sharded(ir::StateKind::Param)) {
+        GatherInstruction gather;
+        gather.bucket = &bucket;
+        gather.memory = &account->holder("gathered parameters");
+        gather.group = state->plans().groups[bucket.spec->group.value].devices;
+        // Above the edges of any plan.
+        gather.key = {state->plans().epoch, static_cast<uint32_t>(kLastEdge - b)};
+        gather.state = &interpreter.state();
+        if (auto done = gather.transfer(); !done.ok()) {
+          bucket.close(ir::StateKind::Param);
+          return done;
+        }
+      }
+      for (ir::ParamId id : bucket.spec->params)
+        read(id, state->param(id));
+      if (bucket.is_sharded(ir::StateKind::Param))
+        bucket.close(ir::StateKind::Param);
+    }
+    return {};
+  });
+}
+
 Device::Device(DeviceOptions options, std::shared_ptr<const Model> model,
                transport::Endpoint& endpoint)
     : impl_(std::make_unique<Impl>(std::move(options), std::move(model), endpoint)) {}
@@ -239,22 +276,20 @@ void Device::recover() {
   impl_->interpreter.recover(impl_->committed.value_or(0));
 }
 
-std::vector<std::pair<ir::ParamId, uint64_t>> Device::parameter_hashes() const {
+Result<std::vector<std::pair<ir::ParamId, uint64_t>>> Device::parameter_hashes() {
   std::vector<std::pair<ir::ParamId, uint64_t>> hashes;
-  if (auto state = impl_->committed_state())
-    for (ir::ParamId id : state->params()) {
-      at::Tensor tensor = state->param(id);
-      hashes.emplace_back(id, XXH3_64bits(tensor.const_data_ptr(), tensor.nbytes()));
-    }
+  PIPER_CHECK_OK(impl_->read_parameters([&](ir::ParamId id, const at::Tensor& tensor) {
+    hashes.emplace_back(id, XXH3_64bits(tensor.const_data_ptr(), tensor.nbytes()));
+  }));
   return hashes;
 }
 
-std::vector<std::pair<ir::ParamId, at::Tensor>> Device::parameters() const {
+Result<std::vector<std::pair<ir::ParamId, at::Tensor>>> Device::parameters() {
   std::vector<std::pair<ir::ParamId, at::Tensor>> copies;
-  HolderScope callers(nullptr);
-  if (auto state = impl_->committed_state())
-    for (ir::ParamId id : state->params())
-      copies.emplace_back(id, state->param(id).clone());
+  PIPER_CHECK_OK(impl_->read_parameters([&](ir::ParamId id, const at::Tensor& tensor) {
+    HolderScope callers(nullptr);
+    copies.emplace_back(id, tensor.clone());
+  }));
   return copies;
 }
 

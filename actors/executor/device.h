@@ -94,10 +94,12 @@ public:
   /// goes on under a new one.
   void recover();
 
+  // Between iterations, on all devices of the job: ranks that each keep a range of a bucket gather
+  // it for this, within the deadline.
   /// A hash of the bytes of each parameter that this device holds in the committed epoch.
-  std::vector<std::pair<ir::ParamId, uint64_t>> parameter_hashes() const;
+  Result<std::vector<std::pair<ir::ParamId, uint64_t>>> parameter_hashes();
   /// A copy of each parameter that this device holds (its storage is the caller's).
-  std::vector<std::pair<ir::ParamId, at::Tensor>> parameters() const;
+  Result<std::vector<std::pair<ir::ParamId, at::Tensor>>> parameters();
 
   int64_t live_bytes() const;
   int64_t peak_bytes() const;

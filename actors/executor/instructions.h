@@ -115,6 +115,24 @@ protected:
   Result<void> transfer() override;
 };
 
+/// The whole parameters of a sharded bucket.
+struct GatherInstruction final : TransportInstruction {
+  BucketState* bucket = nullptr;
+  Holder* memory = nullptr; ///< is charged
+  std::span<const ir::DeviceIndex> group;
+
+  Result<void> transfer() override;
+};
+
+/// Sums the gradients of a sharded bucket, adds what this rank owns to what it keeps.
+struct ShardGradsInstruction final : TransportInstruction {
+  BucketState* bucket = nullptr;
+  std::span<const ir::DeviceIndex> group;
+
+protected:
+  Result<void> transfer() override;
+};
+
 struct CommitInstruction final : TransportInstruction {
   std::span<const ir::DeviceIndex> world;
   double clip_norm = 0;
@@ -128,10 +146,27 @@ protected:
 
 struct UpdateInstruction final : BoundInstruction {
   const OptimizerSpec* optimizer = nullptr;
-  FlatRange grad;                          ///< the whole bucket's
+  FlatRange grad;                          ///< what is kept of the bucket's
   int64_t owned_begin = 0;                 ///< in it
   FlatRange owned_param, moment1, moment2; ///< of the owned range
   double* step = nullptr;                  ///< null: the optimizer counts no steps
+
+protected:
+  Result<void> execute() override;
+};
+
+/// Ends a window of a bucket's parameters.
+struct ReleaseInstruction final : BoundInstruction {
+  BucketState* bucket = nullptr;
+
+protected:
+  Result<void> execute() override;
+};
+
+/// Begins a window of a bucket's gradients.
+struct ZeroGradsInstruction final : BoundInstruction {
+  BucketState* bucket = nullptr;
+  Holder* memory = nullptr; ///< is charged
 
 protected:
   Result<void> execute() override;

@@ -1,5 +1,6 @@
 #include "actors/executor/state.h"
 
+#include <ATen/native/Resize.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
@@ -44,12 +45,12 @@ std::string describe(const at::Tensor& tensor) {
   return fmt::format("{}[{}]", dtype, fmt::join(tensor.sizes(), ","));
 }
 
-const at::Tensor& BucketState::array(StateKind kind) const {
+const at::Tensor& BucketState::kept(StateKind kind) const {
   switch (kind) {
   case StateKind::Param:
-    return param;
+    return param_shard.defined() ? param_shard : param;
   case StateKind::Grad:
-    return grad;
+    return grad_shard.defined() ? grad_shard : grad;
   case StateKind::Moment1:
     return moment1;
   case StateKind::Moment2:
@@ -60,17 +61,38 @@ const at::Tensor& BucketState::array(StateKind kind) const {
   return step;
 }
 
-FlatRange BucketState::whole(StateKind kind) const {
-  const at::Tensor& tensor = array(kind);
+FlatRange BucketState::flat(const at::Tensor& tensor) const {
   return {static_cast<char*>(tensor.mutable_data_ptr()), tensor.numel(),
-          kind == StateKind::Step ? ir::DType::F64 : spec->dtype};
+          tensor.is_same(step) ? ir::DType::F64 : spec->dtype};
+}
+
+FlatRange BucketState::whole(StateKind kind) const {
+  return flat(kind == StateKind::Param ? param : kind == StateKind::Grad ? grad : kept(kind));
 }
 
 FlatRange BucketState::slice(StateKind kind) const {
-  FlatRange range = whole(kind);
+  FlatRange range = this->range(kind);
+  if (is_sharded(kind))
+    return range;
   range.count = spec->numel / ranks;
   range.data += rank * range.bytes();
   return range;
+}
+
+namespace {
+void resize(const at::Tensor& tensor, size_t bytes) {
+  at::native::resize_bytes_cpu(tensor.storage().unsafeGetStorageImpl(), bytes);
+}
+} // namespace
+
+void BucketState::open(StateKind kind, Holder& holder) {
+  HolderScope scope(&holder);
+  resize(kind == StateKind::Param ? param : grad,
+         static_cast<size_t>(spec->numel * ir::size_of(spec->dtype)));
+}
+
+void BucketState::close(StateKind kind) noexcept {
+  resize(kind == StateKind::Param ? param : grad, 0);
 }
 
 Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::PlanSet> plans,
@@ -105,14 +127,29 @@ Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::P
     bucket.owned_begin = spec.shard_optimizer ? rank * bucket.owned_count : 0;
     bucket.param = zeros("parameters", spec.numel, spec.dtype);
     bucket.grad = zeros("gradients", spec.numel, spec.dtype);
+    // Views can only be made of memory that is there.
+    for (size_t i = 0; i < spec.params.size(); ++i) {
+      const ir::TensorType& type = model.param(spec.params[i]).type;
+      const auto view = [&](const at::Tensor& flat) {
+        return flat.narrow(0, spec.offsets[i], type.numel(0)).view(type.shape(0));
+      };
+      state->places_[spec.params[i].value] = {ir::BucketId(b), spec.offsets[i], view(bucket.param),
+                                              view(bucket.grad)};
+    }
+    if (spec.shard_params) {
+      bucket.close(StateKind::Param);
+      bucket.param_shard = zeros("parameters", bucket.owned_count, spec.dtype);
+    }
+    if (spec.shard_grads) {
+      bucket.close(StateKind::Grad);
+      bucket.grad_shard = zeros("gradients", bucket.owned_count, spec.dtype);
+    }
     if (keeps(StateKind::Moment1))
       bucket.moment1 = zeros("optimizer", bucket.owned_count, spec.dtype);
     if (keeps(StateKind::Moment2))
       bucket.moment2 = zeros("optimizer", bucket.owned_count, spec.dtype);
     if (keeps(StateKind::Step))
       bucket.step = zeros("optimizer", 1, ir::DType::F64);
-    for (size_t i = 0; i < spec.params.size(); ++i)
-      state->places_[spec.params[i].value] = {ir::BucketId(b), spec.offsets[i]};
   }
   state->plans_ = std::move(plans);
   return state;
@@ -120,29 +157,33 @@ Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::P
 
 Result<FlatRange> EpochState::range(const ir::StateRange& range) const {
   const BucketState& bucket = buckets_[range.bucket.value];
-  const at::Tensor* array = bucket.spec ? &bucket.array(range.kind) : nullptr;
-  bool owned_only = range.kind == StateKind::Moment1 || range.kind == StateKind::Moment2;
+  const at::Tensor* array = bucket.spec ? &bucket.kept(range.kind) : nullptr;
+  const bool owned_only = bucket.spec && bucket.is_sharded(range.kind);
   int64_t begin = range.begin - (owned_only ? bucket.owned_begin : 0);
   if (!array || !array->defined() || begin < 0 || begin + range.count > array->numel())
     return internal_error(fmt::format("{} [{}, {}) of bucket {} in epoch {} is not on this device",
                                       ir::to_string(range.kind), range.begin,
                                       range.begin + range.count,
                                       plans_->buckets[range.bucket.value].name, range.epoch));
-  FlatRange result = bucket.whole(range.kind);
+  FlatRange result = bucket.range(range.kind);
   result.data += begin * ir::size_of(result.dtype);
   result.count = range.count;
   return result;
 }
 
-at::Tensor EpochState::view(ir::ParamId id, StateKind kind) const {
+void EpochState::store(ir::ParamId id, const at::Tensor& value) const {
   const Place& place = places_[id.value];
-  if (!place.bucket)
-    return {};
-  const ir::TensorType& type = model_->param(id).type;
-  return buckets_[place.bucket.value]
-      .array(kind)
-      .narrow(0, place.offset, type.numel(0))
-      .view(type.shape(0));
+  const BucketState& bucket = buckets_[place.bucket.value];
+  if (!bucket.is_sharded(StateKind::Param)) {
+    place.param.copy_(value);
+    return;
+  }
+  const int64_t begin = std::max(place.offset, bucket.owned_begin);
+  const int64_t end =
+      std::min(place.offset + value.numel(), bucket.owned_begin + bucket.owned_count);
+  if (begin < end)
+    bucket.param_shard.narrow(0, begin - bucket.owned_begin, end - begin)
+        .copy_(value.reshape(-1).narrow(0, begin - place.offset, end - begin));
 }
 
 std::vector<ir::ParamId> EpochState::params() const {
@@ -164,7 +205,14 @@ void EpochState::attach(PlacedModule& module) const {
 void EpochState::clear_grads() {
   for (BucketState& bucket : buckets_)
     if (bucket.spec)
-      bucket.grad.zero_();
+      bucket.kept(StateKind::Grad).zero_();
+}
+
+void EpochState::close_windows() noexcept {
+  for (BucketState& bucket : buckets_)
+    for (StateKind kind : {StateKind::Param, StateKind::Grad})
+      if (bucket.spec && bucket.is_sharded(kind))
+        bucket.close(kind);
 }
 
 void EpochState::clear_optimizer() {
@@ -205,12 +253,11 @@ Result<PlacedModule> build_into(const Model& model, uint32_t index, uint64_t see
   PlacedModule placed{.index = index, .built = model.build(index, seed)};
   PIPER_TRY(placed.params, match_params(model, index, placed.built));
   for (PlacedModule::Param& p : placed.params) {
-    at::Tensor flat = state.param(p.id);
-    if (!flat.defined())
+    if (!state.param(p.id).defined())
       return internal_error(fmt::format("no bucket on this device holds parameter '{}'",
                                         model.spec->param(p.id).name),
                             "module " + model.modules[index].name);
-    flat.copy_(p.tensor.detach());
+    state.store(p.id, p.tensor.detach());
   }
   return placed;
 }

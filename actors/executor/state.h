@@ -19,19 +19,34 @@ struct FlatRange {
 
 /// The arrays of a bucket on one device. Undefined where the device isn't in the bucket's group or
 /// the optimizer doesn't keep them.
+///
+/// A sharded array has memory for the whole only in its windows; between them its storage is empty,
+/// so that the views of it (the modules' parameters, what autograd saved) stay valid for the next.
 struct BucketState {
-  const ir::Bucket* spec = nullptr; ///< null: not on this device
-  int rank = 0, ranks = 1;          ///< in the bucket's group
-  at::Tensor param, grad;           ///< numel elements
-  at::Tensor moment1, moment2;      ///< those of the owned range
-  at::Tensor step;                  ///< one double: updates so far
-  int64_t owned_begin = 0;          ///< what this device updates
+  const ir::Bucket* spec = nullptr;   ///< null: not on this device
+  int rank = 0, ranks = 1;            ///< in the bucket's group
+  at::Tensor param, grad;             ///< numel elements
+  at::Tensor param_shard, grad_shard; ///< those of the owned range, where the array is sharded
+  at::Tensor moment1, moment2;        ///< those of the owned range
+  at::Tensor step;                    ///< one double: updates so far
+  int64_t owned_begin = 0;            ///< what this device updates
   int64_t owned_count = 0;
 
-  const at::Tensor& array(ir::StateKind kind) const;
+  /// What is kept: the whole array, or the owned range of a sharded one.
+  const at::Tensor& kept(ir::StateKind kind) const;
+  bool is_sharded(ir::StateKind kind) const { return ir::is_sharded(*spec, kind); }
   /// [rank, rank + 1) x numel / ranks: each element is in the slice of one rank.
   FlatRange slice(ir::StateKind kind) const;
+  FlatRange range(ir::StateKind kind) const { return flat(kept(kind)); } ///< of what is kept
+  /// Of a sharded array between `open` and `close`; else what is kept.
   FlatRange whole(ir::StateKind kind) const;
+  /// Param or Grad, sharded: memory for the whole array, with unspecified contents, charged to
+  /// `holder`. May throw c10::OutOfMemoryError.
+  void open(ir::StateKind kind, Holder& holder);
+  void close(ir::StateKind kind) noexcept;
+
+private:
+  FlatRange flat(const at::Tensor& tensor) const;
 };
 
 class EpochState;
@@ -65,21 +80,25 @@ public:
   Result<FlatRange> range(const ir::StateRange& range) const;
 
   /// Views of a parameter and of its gradient in its bucket; undefined if it isn't held.
-  at::Tensor param(ir::ParamId id) const { return view(id, ir::StateKind::Param); }
-  at::Tensor grad(ir::ParamId id) const { return view(id, ir::StateKind::Grad); }
+  at::Tensor param(ir::ParamId id) const { return places_[id.value].param; }
+  at::Tensor grad(ir::ParamId id) const { return places_[id.value].grad; }
+  /// Writes a parameter into its bucket, or what this rank keeps of it.
+  void store(ir::ParamId id, const at::Tensor& value) const;
   std::vector<ir::ParamId> params() const; ///< that are held, in order
 
   /// Makes the module's parameters and gradients views of the buckets.
   void attach(PlacedModule& module) const;
   void clear_grads();
+  /// Ends every window that an interrupted iteration left open.
+  void close_windows() noexcept;
   void clear_optimizer();
 
 private:
   struct Place {
     ir::BucketId bucket;
     int64_t offset = 0;
+    at::Tensor param, grad; ///< views
   };
-  at::Tensor view(ir::ParamId id, ir::StateKind kind) const;
 
   std::shared_ptr<const ir::PlanSet> plans_;
   const ir::ModelSpec* model_ = nullptr;

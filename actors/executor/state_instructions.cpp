@@ -41,6 +41,18 @@ Result<void> UpdateInstruction::execute() {
   return {};
 }
 
+Result<void> ReleaseInstruction::execute() {
+  bucket->close(ir::StateKind::Param);
+  return {};
+}
+
+Result<void> ZeroGradsInstruction::execute() {
+  bucket->open(ir::StateKind::Grad, *memory);
+  const FlatRange range = bucket->whole(ir::StateKind::Grad);
+  std::memset(range.data, 0, static_cast<size_t>(range.bytes()));
+  return {};
+}
+
 Result<void> CopyStateInstruction::execute() {
   std::memcpy(target.data, source.data, static_cast<size_t>(source.bytes()));
   return {};

@@ -96,6 +96,25 @@ Result<void> CollectiveInstruction::transfer() {
   return call(&transport::Endpoint::all_gather);
 }
 
+Result<void> GatherInstruction::transfer() {
+  bucket->open(ir::StateKind::Param, *memory);
+  const FlatRange whole = bucket->whole(ir::StateKind::Param);
+  const FlatRange own = bucket->range(ir::StateKind::Param);
+  std::memcpy(whole.data + bucket->owned_begin * ir::size_of(whole.dtype), own.data,
+              static_cast<size_t>(own.bytes()));
+  return state->endpoint.all_gather(group, key, whole.data, static_cast<size_t>(whole.count),
+                                    whole.dtype, state->wait_until());
+}
+
+Result<void> ShardGradsInstruction::transfer() {
+  const FlatRange whole = bucket->whole(ir::StateKind::Grad);
+  PIPER_CHECK_OK(state->endpoint.reduce_scatter(
+      group, key, whole.data, static_cast<size_t>(whole.count), whole.dtype, state->wait_until()));
+  bucket->grad_shard.add_(bucket->grad.narrow(0, bucket->owned_begin, bucket->owned_count));
+  bucket->close(ir::StateKind::Grad);
+  return {};
+}
+
 Result<void> CommitInstruction::transfer() {
   double squares = 0;
   if (clip_norm > 0)

@@ -12,9 +12,22 @@ using namespace ir;
 
 namespace {
 
+/// What each rank keeps only its range of; each level implies the ones before.
+struct Sharding {
+  bool optimizer = false, grads = false, params = false;
+
+  static Sharding of(const Replicate& replicate) {
+    return {replicate.shard_optimizer || replicate.shard_grads || replicate.shard_params,
+            replicate.shard_grads, replicate.shard_params};
+  }
+  Sharding operator&(const Sharding& other) const {
+    return {optimizer && other.optimizer, grads && other.grads, params && other.params};
+  }
+};
+
 /// What `replicate` says of the calls on a group.
 struct Replication {
-  bool shard_optimizer = false;
+  Sharding sharding;
   double bucket_mb = 0;
   int32_t directive = -1;
 };
@@ -41,7 +54,7 @@ Result<std::vector<Replication>> replications(const Graph& graph) {
                         "give bucket_size in megabytes, or leave it out");
     PIPER_TRY(std::vector<CallId> calls, select_calls(graph, d, replicate->filter));
     for (CallId call : calls)
-      result[call.value] = {replicate->shard_optimizer, replicate->bucket_mb,
+      result[call.value] = {Sharding::of(*replicate), replicate->bucket_mb,
                             static_cast<int32_t>(d)};
   }
   return result;
@@ -57,7 +70,7 @@ GroupId intern_group(Graph& graph, std::vector<DeviceIndex> devices, bool replic
 }
 
 /// Adds buckets, one for each element type among `params`.
-void add_buckets(Graph& graph, const std::string& name, GroupId group, bool shard,
+void add_buckets(Graph& graph, const std::string& name, GroupId group, Sharding sharding,
                  const std::vector<ParamId>& params) {
   std::map<DType, std::vector<ParamId>> by_type;
   for (ParamId param : params)
@@ -67,7 +80,9 @@ void add_buckets(Graph& graph, const std::string& name, GroupId group, bool shar
     bucket.name = by_type.size() > 1 ? name + ":" + to_string(dtype) : name;
     bucket.group = group;
     bucket.dtype = dtype;
-    bucket.shard_optimizer = shard;
+    bucket.shard_optimizer = sharding.optimizer;
+    bucket.shard_grads = sharding.grads;
+    bucket.shard_params = sharding.params;
     auto align = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
     for (ParamId param : list) {
       bucket.params.push_back(param);
@@ -143,9 +158,9 @@ Result<void> make_buckets(Graph& graph, const std::vector<GroupId>& of_call) {
   std::vector<ParamId> tied;
   for (const Run& run : runs) {
     std::vector<ParamId> params;
-    bool shard = true;
+    Sharding sharding{true, true, true};
     for (CallId call : run.calls) {
-      shard &= replication[call.value].shard_optimizer;
+      sharding = sharding & replication[call.value].sharding;
       for (ParamId param : model.call(call).params) {
         // A parameter goes where its first user is, unless others hold it too.
         if (holders(param).size() > 1)
@@ -159,8 +174,9 @@ Result<void> make_buckets(Graph& graph, const std::vector<GroupId>& of_call) {
       continue;
     const std::string& first = names[segments[run.calls.front().value]];
     const std::string& last = names[segments[run.calls.back().value]];
-    add_buckets(graph, first == last ? first : first + ".." + last, run.group,
-                shard && graph.groups[run.group.value].devices.size() > 1, params);
+    if (graph.groups[run.group.value].devices.size() == 1)
+      sharding = {};
+    add_buckets(graph, first == last ? first : first + ".." + last, run.group, sharding, params);
   }
 
   // One logical parameter on several groups: a bucket over all who hold it, so that its gradients
@@ -173,11 +189,12 @@ Result<void> make_buckets(Graph& graph, const std::vector<GroupId>& of_call) {
       for (DeviceIndex device : graph.groups[group.value].devices)
         if (std::find(devices.begin(), devices.end(), device) == devices.end())
           devices.push_back(device);
+    // Its holders use it at different times, so that none can gather it for all.
     const bool shard =
         std::all_of(users[param.value].begin(), users[param.value].end(),
-                    [&](CallId call) { return replication[call.value].shard_optimizer; });
+                    [&](CallId call) { return replication[call.value].sharding.optimizer; });
     add_buckets(graph, "tied:" + model.param(param).name,
-                intern_group(graph, std::move(devices), false), shard, {param});
+                intern_group(graph, std::move(devices), false), {.optimizer = shard}, {param});
   }
   return {};
 }
@@ -242,7 +259,7 @@ void add_bucket_nodes(Graph& graph, const std::vector<GroupId>& of_call) {
     update.inputs = {committed};
     update.outputs = {{.kind = ValueKind::Updated, .subject = subject, .at = bucket.group}};
     nodes.push_back(update);
-    if (bucket.shard_optimizer) {
+    if (bucket.shard_optimizer && !bucket.shard_params) {
       Node gather;
       gather.id = {.op = Op::AllGather, .subject = subject, .at = bucket.group};
       gather.inputs = update.outputs;

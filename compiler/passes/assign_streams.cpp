@@ -70,9 +70,14 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
       case Op::AllGather:
         node.stream = or_else(streams.gather[bucket_call(node)], "reduce");
         break;
+      case Op::Gather:
+        node.stream = or_else(streams.gather[bucket_call(node)], "gather");
+        break;
       case Op::Recv:
         node.stream = "recv";
         break;
+      case Op::Release:
+      case Op::ZeroGrads:
       case Op::Update:
       case Op::Commit:
         node.stream = "compute";

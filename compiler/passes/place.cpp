@@ -82,12 +82,8 @@ Result<std::vector<Placement>> read_directives(const CompileOptions& options, co
   for (size_t d = 0; d < strategy.directives.size(); ++d) {
     if (const auto* place = std::get_if<Place>(&strategy.directives[d].body))
       PIPER_CHECK_OK(apply(d, place->filter, place->devices, &Placement::place));
-    else if (const auto* replicate = std::get_if<Replicate>(&strategy.directives[d].body)) {
-      if (replicate->shard_grads || replicate->shard_params)
-        return user_error("shard_grads and shard_params are not available in this version",
-                          strategy.describe(d), "use shard_optimizer");
+    else if (const auto* replicate = std::get_if<Replicate>(&strategy.directives[d].body))
       PIPER_CHECK_OK(apply(d, replicate->filter, replicate->devices, &Placement::replicate));
-    }
   }
 
   std::vector<std::string> unplaced;

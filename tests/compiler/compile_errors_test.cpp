@@ -169,14 +169,6 @@ TEST_CASE("schedules that cannot be built") {
   CHECK_THAT(with("1f1b:2", 5).message, Contains("not divisible into 5 microbatches"));
 }
 
-TEST_CASE("sharding that is not there yet is refused from C++ too") {
-  auto compiled =
-      compiler::compile(chain(2, 4), ir::Strategy().replicate(ir::Replicate{
-                                         .filter = {}, .devices = {0, 1}, .shard_params = true}));
-  REQUIRE_FALSE(compiled.ok());
-  CHECK_THAT(compiled.error().message, Contains("not available in this version"));
-}
-
 TEST_CASE("an unknown pass names the passes") {
   auto compiled =
       compiler::compile(chain(2, 4), ir::Strategy().place({}, {0}), {.stop_after = "optimise"});

@@ -57,7 +57,7 @@ TEST_CASE("a bad data source fails the iteration alone") {
   Reference reference(*model, fast_options());
   rig.start(alone(2)).value_or_throw();
   rig.run(0).value_or_throw();
-  auto hashes = rig.device(0).parameter_hashes();
+  auto hashes = *rig.device(0).parameter_hashes();
   int64_t live = rig.device(0).live_bytes();
   std::string expected;
   SECTION("wrong shape") {
@@ -72,7 +72,7 @@ TEST_CASE("a bad data source fails the iteration alone") {
   auto failed = rig.run(1);
   REQUIRE(failed.error().to_string() == expected);
   REQUIRE(failed.error().kind == ErrorKind::User);
-  REQUIRE((rig.device(0).parameter_hashes() == hashes));
+  REQUIRE((*rig.device(0).parameter_hashes() == hashes));
   REQUIRE(rig.device(0).live_bytes() == live);
   REQUIRE((rig.run(1).error() == failed.error())); // until it recovers
   rig.device(0).recover();
@@ -104,7 +104,7 @@ TEST_CASE("an abort ends the iteration; nothing is lost") {
   Reference reference(*model, fast_options());
   rig.start(alone(2)).value_or_throw();
   rig.run(0).value_or_throw();
-  auto hashes = rig.device(0).parameter_hashes();
+  auto hashes = *rig.device(0).parameter_hashes();
   const Error reason{ErrorKind::Cancelled, "enough", "the test", ""};
   SECTION("while it runs") {
     faults.mode = 3;
@@ -120,7 +120,7 @@ TEST_CASE("an abort ends the iteration; nothing is lost") {
     rig.device(0).abort(reason);
     REQUIRE((rig.run(1).error() == reason));
   }
-  REQUIRE((rig.device(0).parameter_hashes() == hashes));
+  REQUIRE((*rig.device(0).parameter_hashes() == hashes));
   rig.device(0).recover();
   rig.run(1).value_or_throw();
   reference.step(0, 2);
@@ -160,7 +160,7 @@ TEST_CASE("an instruction that does not come back is named") {
   options.deadline = std::chrono::milliseconds(60);
   Rig rig(faults.model(skip_model()), 1, options);
   rig.start(alone()).value_or_throw();
-  auto hashes = rig.device(0).parameter_hashes();
+  auto hashes = *rig.device(0).parameter_hashes();
   faults.mode = 3;
   auto failed = rig.run(0);
   REQUIRE(failed.error().kind == ErrorKind::Timeout);
@@ -170,7 +170,7 @@ TEST_CASE("an instruction that does not come back is named") {
   REQUIRE((rig.run(0).error() == failed.error()));
   faults.released.set_value();
   rig.device(0).recover();
-  REQUIRE((rig.device(0).parameter_hashes() == hashes));
+  REQUIRE((*rig.device(0).parameter_hashes() == hashes));
   REQUIRE(rig.run(0).ok());
 }
 
@@ -188,7 +188,7 @@ TEST_CASE("passing the memory cap names device, instruction and the largest hold
   options.memory_cap -= 1;
   Rig tight(skip_model(1200), 1, options);
   tight.start(alone()).value_or_throw();
-  auto hashes = tight.device(0).parameter_hashes();
+  auto hashes = *tight.device(0).parameter_hashes();
   int64_t live = tight.device(0).live_bytes();
   auto failed = tight.run(0);
   INFO(failed.error().to_string());
@@ -198,7 +198,7 @@ TEST_CASE("passing the memory cap names device, instruction and the largest hold
   REQUIRE(failed.error().message.find("; the largest holders: activations of F ") !=
           std::string::npos);
   REQUIRE(failed.error().hint == "more microbatches, more devices or a higher cap");
-  REQUIRE((tight.device(0).parameter_hashes() == hashes));
+  REQUIRE((*tight.device(0).parameter_hashes() == hashes));
   REQUIRE(tight.device(0).live_bytes() == live);
   tight.device(0).recover();
   // With microbatches it fits.

@@ -307,7 +307,7 @@ double Rig::mean_loss(const std::vector<executor::IterationResult>& results) {
 std::vector<at::Tensor> Rig::params() {
   std::vector<at::Tensor> params(model_->spec->params.size());
   for (auto& device : devices_)
-    for (auto& [id, tensor] : device->parameters()) {
+    for (auto& [id, tensor] : *device->parameters()) {
       if (params[id.value].defined() && !params[id.value].equal(tensor))
         throw std::runtime_error("two devices have different copies of " +
                                  model_->spec->param(id).name);

@@ -136,23 +136,16 @@ TEST_CASE("an unknown directive lists the known ones and the nearest") {
   CHECK(directive_error("plcae", "\"filter\": {}") ==
         "unknown directive \"plcae\"\n"
         "  did you mean \"place\"? known directives: \"split\", \"split_backward\", \"place\", "
-        "\"replicate\", \"order\", \"overlap\", \"fuse\", \"tag\", \"schedule\"");
+        "\"replicate\", \"order\", \"overlap\", \"fuse\", \"prefetch\", \"tag\", \"schedule\"");
   CHECK(directive_error("quantize", "\"filter\": {}").find("did you mean") == std::string::npos);
 }
 
 TEST_CASE("directives that are not there yet are refused by name") {
-  for (const char* op : {"shard", "shard_tensor", "recompute", "offload", "prefetch", "mirror"}) {
+  for (const char* op : {"shard", "shard_tensor", "recompute", "offload", "mirror"}) {
     const std::string text = directive_error(op, "\"filter\": {}");
     CHECK(text.starts_with(
         fmt::format("the directive \"{}\" is not available in this version\n  ", op)));
   }
-  for (const char* key : {"shard_grads", "shard_params"})
-    CHECK(
-        directive_error("replicate",
-                        fmt::format("\"filter\": {{}}, \"devices\": [0, 1], \"{}\": true", key)) ==
-        fmt::format("\"{}\" of the directive \"replicate\" is not available in this version\n  use "
-                    "\"shard_optimizer\"",
-                    key));
 }
 
 TEST_CASE("wrong keys and types are named with what was wanted") {

@@ -121,10 +121,15 @@ Result<std::vector<double>> Cluster::steps(int count) {
   return losses;
 }
 
-Result<std::map<std::string, at::Tensor>> Cluster::parameters() const {
+Result<std::map<std::string, at::Tensor>> Cluster::parameters() {
+  std::vector<std::vector<std::pair<ParamId, at::Tensor>>> held(devices_.size());
+  PIPER_CHECK_OK(on_all([&](executor::Device& device, size_t d) -> Result<void> {
+    PIPER_TRY(held[d], device.parameters());
+    return {};
+  }));
   std::map<std::string, at::Tensor> all;
-  for (const auto& device : devices_)
-    for (const auto& [id, tensor] : device->parameters()) {
+  for (const auto& of_device : held)
+    for (const auto& [id, tensor] : of_device) {
       const std::string& name = model_->spec->param(id).name;
       auto [entry, first] = all.try_emplace(name, tensor);
       if (!first && !at::equal(entry->second, tensor))

@@ -32,7 +32,7 @@ public:
   Result<std::vector<double>> steps(int count);
 
   /// Of every parameter, as its first holder has it; all holders must agree bit by bit.
-  Result<std::map<std::string, at::Tensor>> parameters() const;
+  Result<std::map<std::string, at::Tensor>> parameters();
   const ir::PlanSet& plans() const { return *plans_; }
   executor::Device& device(uint32_t index) { return *devices_[index]; }
 

@@ -165,6 +165,33 @@ TEST_CASE("fused or not, overlapped or not, the same is learned") {
   check(train(model, overlapped, 1), single, true);
 }
 
+TEST_CASE("sharded gradients and parameters") {
+  using ir::Strategy;
+  const auto sharded = [](bool grads, bool params) {
+    return ir::Replicate{.filter = {},
+                         .devices = {0, 1, 2},
+                         .shard_grads = grads,
+                         .shard_params = params,
+                         .bucket_mb = 0.001};
+  };
+  for (const auto& model : {gpt(false), gpt(true), mlp(true)}) {
+    const Outcome single = train(model, named("single", 6), 1);
+    for (const auto& [grads, params] :
+         {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
+      INFO("gradients " << grads << ", parameters " << params);
+      const Strategy whole = Strategy().split({}, 2).replicate(sharded(grads, params));
+      check(train(model, whole, 3), single, false);
+      check(train(model, Strategy(whole).fuse({{"PASS", "F"}}).prefetch({}, 0), 3), single, false);
+      check(train(model, Strategy(whole).split_backward({}).prefetch({}, 3), 3), single, false);
+    }
+  }
+  executor::OptimizerSpec clipped;
+  clipped.clip_norm = 0.01;
+  auto model = gpt(false);
+  check(train(model, Strategy().split({}, 2).replicate(sharded(true, true)), 3, clipped),
+        train(model, named("single", 6), 1, clipped), false);
+}
+
 TEST_CASE("backward for inputs and for weights apart") {
   using ir::Strategy;
   for (const auto& [model, tied] :
