@@ -29,6 +29,8 @@ Opcode opcode_of(Op op) {
     return Opcode::Input;
   case Op::Forward:
     return Opcode::Forward;
+  case Op::Recompute:
+    return Opcode::Recompute;
   case Op::Seed:
     return Opcode::Seed;
   case Op::Backward:
@@ -179,10 +181,10 @@ private:
       if (auto before = instruction_of_.find(edge.before); before != instruction_of_.end())
         depends.push_back(before->second);
 
-    if ((node.id.op == Op::Forward && kind_ == PlanKind::Train) || node.id.op == Op::BackwardInput)
+    const bool keeps = node.id.op == Op::Forward || node.id.op == Op::Recompute;
+    if ((keeps && kind_ == PlanKind::Train) || node.id.op == Op::BackwardInput)
       for (const auto& chunk : node.chunks) {
-        const ValueRef kept{.kind =
-                                node.id.op == Op::Forward ? ValueKind::Saved : ValueKind::Deferred,
+        const ValueRef kept{.kind = keeps ? ValueKind::Saved : ValueKind::Deferred,
                             .subject = chunk.front().value,
                             .microbatch = node.microbatch(),
                             .at = node.id.at};

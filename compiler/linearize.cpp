@@ -32,6 +32,7 @@ int rank_of(Op op) {
     return 3; // nothing waits for it but the end
   case Op::Forward:
     return 2;
+  case Op::Recompute:
   case Op::Backward:
   case Op::BackwardInput:
     return 1; // frees activations

@@ -9,6 +9,7 @@
 #include "compiler/passes/order.h"
 #include "compiler/passes/overlap.h"
 #include "compiler/passes/place.h"
+#include "compiler/passes/recompute.h"
 #include "compiler/passes/shard_state.h"
 #include "compiler/passes/split_backward.h"
 #include "compiler/passes/split_batch.h"
@@ -26,6 +27,7 @@ std::span<const NamedPass> pipeline_passes() {
       {"order", order, true},
       {"overlap", overlap, false},
       {"fuse", fuse, true},
+      {"recompute", recompute, false},
       {"shard_state", shard_state, false},
       {"insert_communication", insert_communication, false},
       {"assign_streams", assign_streams, true},

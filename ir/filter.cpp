@@ -41,6 +41,8 @@ std::optional<std::string_view> pass_of(Op op) {
   switch (op) {
   case Op::Forward:
     return "F";
+  case Op::Recompute:
+    return "R";
   case Op::Backward:
     return "B";
   case Op::BackwardInput:

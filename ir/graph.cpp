@@ -10,10 +10,25 @@ namespace piper::ir {
 
 namespace {
 
-constexpr std::array kOps = {
-    "input",  "F",      "seed",       "B",      "BI",         "BW",
-    "add",    "loss",   "send",       "recv",   "all-reduce", "reduce-scatter",
-    "commit", "update", "all-gather", "gather", "release",    "zero-grads"};
+constexpr std::array kOps = {"input",
+                             "F",
+                             "R",
+                             "seed",
+                             "B",
+                             "BI",
+                             "BW",
+                             "add",
+                             "loss",
+                             "send",
+                             "recv",
+                             "all-reduce",
+                             "reduce-scatter",
+                             "commit",
+                             "update",
+                             "all-gather",
+                             "gather",
+                             "release",
+                             "zero-grads"};
 static_assert(kOps.size() == static_cast<size_t>(Op::ZeroGrads) + 1);
 
 /// A compact, self-delimiting encoding of nodes; all that a fingerprint needs.

@@ -21,10 +21,11 @@
 namespace piper::ir {
 
 enum class Op : uint8_t {
-  Input,    ///< rows of a model input, from the data source
-  Forward,  ///< one call, or several fused ones
-  Seed,     ///< the gradient of the loss: 1 / (microbatches x replicas), the only scale there is
-  Backward, ///< gradients of inputs and of weights
+  Input,     ///< rows of a model input, from the data source
+  Forward,   ///< one call, or several fused ones
+  Recompute, ///< a Forward again, for what it did not keep
+  Seed,      ///< the gradient of the loss: 1 / (microbatches x replicas), the only scale there is
+  Backward,  ///< gradients of inputs and of weights
   BackwardInput,  ///< gradients of inputs alone, and what the next one needs
   BackwardWeight, ///< gradients of weights, from what BackwardInput left
   Add,            ///< sum of the gradients that a value got from its readers, left to right
@@ -45,8 +46,8 @@ std::optional<Op> parse_op(std::string_view text);
 
 /// What runs calls of the model and therefore has chunks.
 constexpr bool is_compute(Op op) {
-  return op == Op::Forward || op == Op::Backward || op == Op::BackwardInput ||
-         op == Op::BackwardWeight;
+  return op == Op::Forward || op == Op::Recompute || op == Op::Backward ||
+         op == Op::BackwardInput || op == Op::BackwardWeight;
 }
 /// What works on a bucket.
 constexpr bool is_bucket_op(Op op) {

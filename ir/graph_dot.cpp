@@ -24,6 +24,7 @@ std::string escaped(std::string_view text) {
 const char* color_of(Op op) {
   switch (op) {
   case Op::Forward:
+  case Op::Recompute:
     return "lightskyblue";
   case Op::Backward:
   case Op::BackwardInput:

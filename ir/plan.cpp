@@ -96,6 +96,7 @@ std::string PlanSet::name(RoleId role, const Instruction& instruction,
   };
   switch (instruction.op) {
   case Opcode::Forward:
+  case Opcode::Recompute:
   case Opcode::Backward:
   case Opcode::BackwardInput:
   case Opcode::BackwardWeight:

@@ -53,6 +53,7 @@ enum class Opcode : uint8_t {
   // As the nodes of the same name.
   Input,
   Forward,
+  Recompute,
   Seed,
   Backward,
   BackwardInput,
@@ -102,10 +103,10 @@ struct Instruction {
                                ///< first (forward order), then gradients of what the chunks give
                                ///< out. BackwardWeight: one Deferred slot a chunk. Add: the parts,
                                ///< left to right
-  std::vector<SlotId> outputs; ///< tensors made. Forward: one Saved slot a chunk first, then what
-                               ///< others read. BackwardInput: one Deferred slot a chunk first
-                               ///< (none for a chunk without parameters), then gradients
-  std::vector<SlotId> frees;   ///< slots that no later instruction reads: dropped when done
+  std::vector<SlotId> outputs; ///< tensors made. Forward, Recompute: one Saved slot a chunk first,
+                               ///< then what others read. BackwardInput: one Deferred slot a chunk
+                               ///< first (none for a chunk without parameters), then gradients
+  std::vector<SlotId> frees;     ///< slots that no later instruction reads: dropped when done
   std::vector<BucketId> buckets; ///< of what is_bucket_op: one. Commit: all
                                  ///< that the role holds
   GroupId group;                 ///< of a collective; of Send and Recv the peer's group

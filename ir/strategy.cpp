@@ -60,8 +60,9 @@ void Filter::add(Term term) {
 }
 
 const char* Directive::op() const {
-  constexpr std::array kOps = {"split",   "split_backward", "place",    "replicate", "order",
-                               "overlap", "fuse",           "prefetch", "tag",       "schedule"};
+  constexpr std::array kOps = {"split",   "split_backward", "place",     "replicate", "order",
+                               "overlap", "fuse",           "recompute", "prefetch",  "tag",
+                               "schedule"};
   static_assert(kOps.size() == std::variant_size_v<DirectiveBody>);
   return kOps[body.index()];
 }
@@ -93,6 +94,9 @@ Strategy& Strategy::overlap(Filter a, Filter b) {
 }
 Strategy& Strategy::fuse(Filter filter) {
   return add(Fuse{std::move(filter)});
+}
+Strategy& Strategy::recompute(Filter filter) {
+  return add(Recompute{std::move(filter)});
 }
 Strategy& Strategy::prefetch(Filter filter, int64_t distance) {
   return add(Prefetch{std::move(filter), distance});

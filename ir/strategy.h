@@ -104,6 +104,13 @@ struct Fuse {
   Filter filter;
   bool operator==(const Fuse&) const = default;
 };
+/// Keep no activations of the calls that match, only what goes into them: their forward runs again
+/// right before their backward (arXiv 1604.06174). Calls fused into one instruction keep what goes
+/// into the first of them.
+struct Recompute {
+  Filter filter;
+  bool operator==(const Recompute&) const = default;
+};
 /// How early the parameters of calls that match may be gathered, where they are sharded: while the
 /// use of the `distance`-th gathered bucket before it begins. 0: when they are needed.
 struct Prefetch {
@@ -128,7 +135,7 @@ struct Schedule {
 };
 
 using DirectiveBody = std::variant<Split, SplitBackward, Place, Replicate, Order, Overlap, Fuse,
-                                   Prefetch, TagCalls, Schedule>;
+                                   Recompute, Prefetch, TagCalls, Schedule>;
 
 /// Where a directive was written.
 struct Origin {
@@ -160,6 +167,7 @@ struct Strategy {
   Strategy& order(std::vector<std::vector<Filter>> groups);
   Strategy& overlap(Filter a, Filter b);
   Strategy& fuse(Filter filter);
+  Strategy& recompute(Filter filter);
   Strategy& prefetch(Filter filter, int64_t distance);
   Strategy& tag(Filter filter, std::string name, int64_t index);
   Strategy& schedule(std::string expression, int64_t microbatches = 0);

@@ -86,6 +86,7 @@ Json json_of(const DirectiveBody& body) {
                    out["b"] = json_of(d.b);
                  },
                  [&](const Fuse& d) { out["filter"] = json_of(d.filter); },
+                 [&](const Recompute& d) { out["filter"] = json_of(d.filter); },
                  [&](const Prefetch& d) {
                    out["filter"] = json_of(d.filter);
                    out["distance"] = d.distance;

@@ -27,13 +27,12 @@ struct Unavailable {
 constexpr Unavailable kUnavailable[] = {
     {"shard", "use \"place\", with \"replicate\" where several devices share the work"},
     {"shard_tensor", "use \"place\" to spread the calls over devices"},
-    {"recompute", "leave it out; \"split\" into more microbatches lowers the peak"},
     {"offload", "leave it out; \"split\" into more microbatches lowers the peak"},
     {"mirror", "leave it out; \"replicate\" keeps a copy on each of its devices"},
 };
-const std::vector<std::string> kOps = {"split", "split_backward", "place", "replicate",
-                                       "order", "overlap",        "fuse",  "prefetch",
-                                       "tag",   "schedule"};
+const std::vector<std::string> kOps = {
+    "split", "split_backward", "place",    "replicate", "order",   "overlap",
+    "fuse",  "recompute",      "prefetch", "tag",       "schedule"};
 
 /// The characters of a text; counts the lines that the parser has passed, since nlohmann::json
 /// does not say where in a text a value stands.
@@ -303,6 +302,10 @@ DirectiveBody read_body(const std::string& op, const Fields& in) {
   if (op == "fuse") {
     in.allow_only({"filter"});
     return Fuse{in.filter("filter")};
+  }
+  if (op == "recompute") {
+    in.allow_only({"filter"});
+    return Recompute{in.filter("filter")};
   }
   if (op == "prefetch") {
     in.allow_only({"filter", "distance"});

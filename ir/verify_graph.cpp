@@ -180,6 +180,7 @@ private:
   size_t subjects(const NodeId& id) const {
     switch (id.op) {
     case Op::Forward:
+    case Op::Recompute:
     case Op::Backward:
     case Op::BackwardInput:
     case Op::BackwardWeight:

@@ -202,7 +202,8 @@ private:
       if (each.chunks.empty() || std::any_of(each.chunks.begin(), each.chunks.end(),
                                              [](const auto& chunk) { return chunk.empty(); }))
         return wrong(each, "a chunk has no calls");
-      const std::vector<SlotId>& slots = is_forward ? each.outputs : each.inputs;
+      const bool again = each.op == Opcode::Recompute;
+      const std::vector<SlotId>& slots = is_forward || again ? each.outputs : each.inputs;
       const bool saves = set_.kind == PlanKind::Train;
       if (saves && slots.size() < each.chunks.size())
         return wrong(each, "it has fewer saved slots than chunks");
@@ -212,6 +213,13 @@ private:
         if (is_forward) {
           if (!forward.emplace(key, Saved{&chunk, saves ? slots[c] : SlotId()}).second)
             return wrong(each, "its first call runs twice for one microbatch");
+          continue;
+        }
+        if (again) {
+          const auto kept = forward.find(key);
+          if (kept == forward.end() || *kept->second.calls != chunk || kept->second.slot)
+            return wrong(each, "there is no forward before it that has not kept these calls'");
+          kept->second.slot = slots[c];
           continue;
         }
         const bool weight = each.op == Opcode::BackwardWeight;

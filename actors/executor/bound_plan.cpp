@@ -154,7 +154,8 @@ Result<std::shared_ptr<BoundPlan>> Binder::bind() {
     std::unique_ptr<BoundInstruction> task = *std::move(made);
     task->state = &context_.run;
     task->where = device() + called;
-    const char* made_here = instruction.op == Opcode::Forward   ? "activations of "
+    const char* made_here = instruction.op == Opcode::Forward || instruction.op == Opcode::Recompute
+                                ? "activations of "
                             : adds_to_gradients(instruction.op) ? "gradients of "
                                                                 : "tensors of ";
     task->holder = &context_.account.holder(made_here + called);
@@ -211,6 +212,7 @@ Binder::Bound Binder::bind(const Instruction& instruction) {
   case Opcode::Input:
     return bind_input(instruction);
   case Opcode::Forward:
+  case Opcode::Recompute:
     return bind_forward(instruction);
   case Opcode::Seed:
     return bind_seed(instruction);

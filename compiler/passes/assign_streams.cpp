@@ -58,6 +58,7 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
         continue; // by `overlap`
       switch (node.id.op) {
       case Op::Forward:
+      case Op::Recompute:
       case Op::Backward:
       case Op::BackwardInput:
       case Op::BackwardWeight:

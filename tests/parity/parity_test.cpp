@@ -192,6 +192,26 @@ TEST_CASE("sharded gradients and parameters") {
         train(model, named("single", 6), 1, clipped), false);
 }
 
+TEST_CASE("activations computed again") {
+  using ir::Strategy;
+  using Layers = std::vector<int64_t>;
+  for (const auto& model : {gpt(false), gpt(true), mlp(true)}) {
+    const Outcome single = train(model, named("single", 4), 1);
+    const Strategy all = Strategy().split({}, 4).place({}, {0}).recompute({});
+    check(train(model, all, 1), single, true);
+    check(train(model, Strategy(all).fuse({}), 1), single, true);
+    check(train(model, Strategy(all).split_backward({}).fuse({{"PASS", "BI"}}), 1), single, false);
+    const Strategy some =
+        Strategy().split({}, 4).place({}, {0}).recompute({{"layer", Layers{1, 2}}});
+    check(train(model, some, 1), single, true);
+    check(train(model, Strategy(some).fuse({{"PASS", "F"}}).fuse({{"layer", 1}, {"PASS", "B"}}), 1),
+          single, true);
+    check(train(model, Strategy(named("1f1b:2", 4)).recompute({}), 2), single, false);
+    const ir::Replicate sharded{.filter = {}, .devices = {0, 1}, .shard_params = true};
+    check(train(model, Strategy().split({}, 2).replicate(sharded).recompute({}), 2), single, false);
+  }
+}
+
 TEST_CASE("backward for inputs and for weights apart") {
   using ir::Strategy;
   for (const auto& [model, tied] :
