@@ -106,7 +106,7 @@ struct Instruction {
   std::vector<SlotId> outputs; ///< tensors made. Forward, Recompute: one Saved slot a chunk first,
                                ///< then what others read. BackwardInput: one Deferred slot a chunk
                                ///< first (none for a chunk without parameters), then gradients
-  std::vector<SlotId> frees;     ///< slots that no later instruction reads: dropped when done
+  std::vector<SlotId> frees;   ///< slots that no later instruction reads: dropped when done
   std::vector<BucketId> buckets; ///< of what is_bucket_op: one. Commit: all
                                  ///< that the role holds
   GroupId group;                 ///< of a collective; of Send and Recv the peer's group

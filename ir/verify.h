@@ -11,13 +11,19 @@ namespace piper::ir {
 /// prints the shortest cycle found and the directives on it), tags and groups are in range.
 Result<void> verify(const Graph& graph);
 
-/// For every plan of the set:
-///  - a slot is written before it is read, freed once, and nothing is live at the end;
-///  - every send has one receive of the same key and the reverse; the sends and receives of a
-///    directed channel come in one order;
-///  - the set ends under blocking sends and collectives with bounded streams (no deadlock);
-///  - every parameter is in one bucket and each bucket is updated once on every rank, after Commit;
-///  - what a microbatch saved in a forward is read by its backward, chunk by chunk.
+/// That every device ends the iteration with what one device alone would have computed, whatever
+/// the streams' speeds and however little is buffered; docs/verification.md has the rules one by
+/// one:
+///  - groups, roles, devices and buckets agree, and what an instruction names exists;
+///  - a slot is written before it is read, freed once, not live at the end, and holds what it says;
+///  - every microbatch of every call goes forward and backward once on each device of one group;
+///  - the gradient of every value is complete where it is used, and scaled once;
+///  - every parameter is in one bucket; its gradients are summed once over all its holders, then
+///    committed, then updated once, and no two streams touch them at a time;
+///  - every key is sent once and received once, and each channel has one order;
+///  - everything ends where sends block and channels carry one message at a time (no deadlock).
+/// Of a migration: that it fills every array that it moves, once, and ends. Takes time linear in
+/// the plans, times their streams. Peak memory is for memory_bound.h.
 Result<void> verify(const PlanSet& plans, const ModelSpec& model);
 
 } // namespace piper::ir

@@ -1,26 +1,23 @@
-// The rules of plan sets that need all devices: what is sent is received, in one order, and under
-// blocking sends and collectives everything ends.
-#include "ir/hash.h"
+// What is sent is received: every key once at each end, for one value, and in one order, so that
+// transports without tags work too. The members of a group issue its collectives in one order.
 #include "ir/verify_plan.h"
 
-#include <algorithm>
 #include <deque>
 #include <map>
 #include <set>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace piper::ir {
 
 namespace {
 
 constexpr uint32_t kNone = Id<void>::kNone;
-/// Device instructions that are simulated one by one. A larger set is checked on a part of it.
+/// Device instructions that are looked at one by one. A larger set is checked on a part of it.
 constexpr size_t kExhaustive = 4'000'000;
 
 /// A message of a channel.
 struct Key {
-  uint32_t edge;
+  EdgeId edge;
   int32_t microbatch;
   auto operator<=>(const Key&) const = default;
 };
@@ -28,63 +25,68 @@ struct Channel {
   DeviceIndex from, to;
   auto operator<=>(const Channel&) const = default;
 };
-struct Message {
-  Channel channel;
-  Key key;
-  bool operator==(const Message&) const = default;
-};
-struct MessageHash {
-  size_t operator()(const Message& m) const noexcept {
-    return mix(mix(0, uint64_t{m.channel.from} << 32 | m.channel.to),
-               uint64_t{m.key.edge} << 32 | static_cast<uint32_t>(m.key.microbatch));
-  }
-};
 
 class TransferVerifier {
 public:
-  TransferVerifier(const PlanSet& set, const ModelSpec& model) : set_(set), model_(model) {
+  TransferVerifier(const PlanSet& set, const ModelSpec& model)
+      : set_(set), model_(model), joint_{set, model, {}, {}, {}, {}} {
     for (uint32_t g = 0; g < set.groups.size(); ++g)
       for (uint32_t rank = 0; rank < set.groups[g].devices.size(); ++rank)
         rank_.emplace(member(g, set.groups[g].devices[rank]), rank);
   }
 
-  Result<void> run() {
+  Result<JointPlan> run() {
+    PIPER_CHECK_OK(edges());
     PIPER_CHECK_OK(collectives());
     PIPER_CHECK_OK(choose_devices());
-    PIPER_CHECK_OK(channels());
-    return progress();
+    find_channels();
+    for (const auto& [channel, ends] : channels_)
+      PIPER_CHECK_OK(join(channel, ends));
+    return std::move(joint_);
   }
 
 private:
   static uint64_t member(uint32_t group, DeviceIndex device) {
     return uint64_t{group} << 32 | device;
   }
-  const Plan& plan_of(DeviceIndex device) const {
-    return set_.plans[set_.devices.at(device).value];
-  }
+  RoleId role_of(DeviceIndex device) const { return set_.devices.at(device); }
   Error wrong(DeviceIndex device, const Instruction& each, std::string message) const {
-    Error error =
-        wrong_instruction(set_, set_.devices.at(device), each, model_, std::move(message));
+    Error error = wrong_instruction(set_, role_of(device), each, model_, std::move(message));
     error.where = fmt::format("device {}, {}", device, error.where);
     return error;
   }
-
-  /// The other end of a transfer; none if there is no such device.
-  uint32_t peer(DeviceIndex device, const Instruction& each) const {
-    if (each.op == Opcode::SendState || each.op == Opcode::RecvState)
-      return set_.devices.contains(each.device) ? each.device : kNone;
-    const auto rank = rank_.find(member(each.self.value, device));
-    const auto& devices = set_.groups[each.group.value].devices;
-    if (rank == rank_.end() || rank->second >= devices.size() ||
-        !set_.devices.contains(devices[rank->second]))
-      return kNone;
-    return devices[rank->second];
+  Error wrong(uint32_t node, std::string message) const {
+    return wrong(joint_.devices[joint_.index_of(node)], joint_.instruction(node),
+                 std::move(message));
   }
 
-  Message message(DeviceIndex device, const Instruction& each) const {
-    const DeviceIndex other = peer(device, each);
-    return {is_sending(each.op) ? Channel{device, other} : Channel{other, device},
-            {each.edge.value, each.microbatch}};
+  /// A collective has an edge of its own, so that its keys are those of no transfer or other
+  /// collective.
+  Result<void> edges() const {
+    struct Use {
+      RoleId role;
+      const Instruction* instruction = nullptr;
+    };
+    std::vector<Use> uses(set_.edges.size());
+    for (uint32_t r = 0; r < set_.plans.size(); ++r)
+      for (const Instruction& each : set_.plans[r].instructions) {
+        if (!is_transfer(each.op) && !is_collective(each.op))
+          continue;
+        Use& use = uses[each.edge.value];
+        if (!use.instruction)
+          use = {RoleId(r), &each};
+        const Instruction& other = *use.instruction;
+        const bool same = is_transfer(each.op)
+                              ? is_transfer(other.op)
+                              : each.op == other.op && each.group == other.group &&
+                                    (each.op == Opcode::Commit || each.buckets == other.buckets);
+        if (!same)
+          return wrong_instruction(set_, RoleId(r), each, model_,
+                                   fmt::format("{} is the edge of {} too",
+                                               text(Key{each.edge, kNoMicrobatch}),
+                                               set_.name(use.role, other, &model_)));
+      }
+    return {};
   }
 
   /// The members of a group issue its collectives in one order.
@@ -106,9 +108,7 @@ private:
         const auto &theirs = entry->second, &ours = own[group];
         for (size_t i = 0; i < std::max(theirs.size(), ours.size()); ++i) {
           const bool both = i < theirs.size() && i < ours.size();
-          if (both && theirs[i].instruction->op == ours[i].instruction->op &&
-              theirs[i].instruction->edge == ours[i].instruction->edge &&
-              theirs[i].instruction->microbatch == ours[i].instruction->microbatch)
+          if (both && theirs[i].instruction->edge == ours[i].instruction->edge)
             continue;
           const Entry& odd = i < ours.size() ? ours[i] : theirs[i];
           return wrong_instruction(
@@ -124,9 +124,21 @@ private:
     return {};
   }
 
+  /// The other end of a transfer; none if there is no such device.
+  uint32_t peer(DeviceIndex device, const Instruction& each) const {
+    if (is_of_state(each.op))
+      return set_.devices.contains(each.device) ? each.device : kNone;
+    const auto rank = rank_.find(member(each.self.value, device));
+    const auto& devices = set_.groups[each.group.value].devices;
+    if (rank == rank_.end() || rank->second >= devices.size() ||
+        !set_.devices.contains(devices[rank->second]))
+      return kNone;
+    return devices[rank->second];
+  }
+
   /// All devices where they are few. Otherwise the first of each group and whoever they exchange
   /// messages with, and whoever those do: ranks do the same as rank 0 with peers of their own
-  /// rank, so a plan set that can hang hangs there too.
+  /// rank, so a plan set that breaks a rule breaks it there too.
   Result<void> choose_devices() {
     size_t total = 0;
     for (const auto& [device, role] : set_.devices)
@@ -140,7 +152,7 @@ private:
         chosen.insert(group.devices.front());
     std::deque<DeviceIndex> queue(chosen.begin(), chosen.end());
     for (; !queue.empty(); queue.pop_front())
-      for (const Instruction& each : plan_of(queue.front()).instructions) {
+      for (const Instruction& each : set_.plans[role_of(queue.front()).value].instructions) {
         if (!is_transfer(each.op))
           continue;
         const DeviceIndex other = peer(queue.front(), each);
@@ -151,259 +163,127 @@ private:
         if (chosen.insert(other).second)
           queue.push_back(other);
       }
-    devices_.assign(chosen.begin(), chosen.end());
+    joint_.devices.assign(chosen.begin(), chosen.end());
     return {};
   }
 
-  struct Issued {
-    DeviceIndex device;
-    const Instruction* instruction;
+  /// The transfers of a channel at its two ends, in issue order.
+  struct Ends {
+    std::vector<uint32_t> sent, received; ///< nodes
   };
 
-  /// Every channel's keys are the same at both ends, each once, in one order.
-  Result<void> channels() const {
-    std::map<Channel, std::vector<Issued>> sent, received;
-    std::unordered_set<Message, MessageHash> seen_sent, seen_received;
-    for (DeviceIndex device : devices_)
-      for (const Instruction& each : plan_of(device).instructions) {
-        if (!is_transfer(each.op))
-          continue;
-        const bool sends = is_sending(each.op);
-        const Message its = message(device, each);
-        if (!(sends ? seen_sent : seen_received).insert(its).second)
-          return wrong(device, each,
-                       fmt::format("{} twice: {}", sends ? "sent" : "received", text(its.key)));
-        (sends ? sent : received)[its.channel].push_back({device, &each});
+  void find_channels() {
+    uint32_t node = 0;
+    for (size_t d = 0; d < joint_.devices.size(); ++d) {
+      joint_.first.push_back(node);
+      node += static_cast<uint32_t>(joint_.plan(d).instructions.size());
+    }
+    joint_.first.push_back(node);
+    joint_.partner.assign(node, kNone);
+    joint_.next_in_channel.assign(node, kNone);
+    for (size_t d = 0; d < joint_.devices.size(); ++d) {
+      const DeviceIndex device = joint_.devices[d];
+      node = joint_.first[d];
+      for (const Instruction& each : joint_.plan(d).instructions) {
+        if (is_transfer(each.op)) {
+          const bool sends = is_sending(each.op);
+          const DeviceIndex other = peer(device, each);
+          Ends& ends = channels_[sends ? Channel{device, other} : Channel{other, device}];
+          auto& list = sends ? ends.sent : ends.received;
+          if (!list.empty())
+            joint_.next_in_channel[list.back()] = node;
+          list.push_back(node);
+        }
+        ++node;
       }
-    for (const auto& [channel, list] : sent)
-      for (const Issued& each : list)
-        if (!seen_received.contains(message(each.device, *each.instruction)))
-          return wrong(each.device, *each.instruction,
-                       fmt::format("device {} never receives {}", channel.to,
-                                   text(message(each.device, *each.instruction).key)));
-    for (const auto& [channel, list] : received)
-      for (const Issued& each : list)
-        if (!seen_sent.contains(message(each.device, *each.instruction)))
-          return wrong(each.device, *each.instruction,
-                       fmt::format("device {} never sends {}", channel.from,
-                                   text(message(each.device, *each.instruction).key)));
-    for (const auto& [channel, list] : received) {
-      const std::vector<Issued>& sends = sent.at(channel);
-      for (size_t i = 0; i < list.size(); ++i) {
-        const Key got = message(list[i].device, *list[i].instruction).key;
-        const Key came = message(sends[i].device, *sends[i].instruction).key;
-        if (got != came)
-          return wrong(list[i].device, *list[i].instruction,
-                       fmt::format("it receives {} where device {} sends {}: a channel has one "
-                                   "order",
-                                   text(got), channel.from, text(came)));
+    }
+  }
+
+  Key key(uint32_t node) const {
+    const Instruction& each = joint_.instruction(node);
+    return {each.edge, each.microbatch};
+  }
+  std::vector<Key> keys(const std::vector<uint32_t>& nodes) const {
+    std::vector<Key> out;
+    out.reserve(nodes.size());
+    for (uint32_t node : nodes)
+      out.push_back(key(node));
+    return out;
+  }
+
+  Result<void> join(const Channel& channel, const Ends& ends) {
+    const std::vector<Key> sent = keys(ends.sent), received = keys(ends.received);
+    std::vector<Key> sorted_sent = sent, sorted_received = received;
+    std::sort(sorted_sent.begin(), sorted_sent.end());
+    std::sort(sorted_received.begin(), sorted_received.end());
+    for (const auto* sorted : {&sorted_sent, &sorted_received})
+      if (auto twice = std::adjacent_find(sorted->begin(), sorted->end()); twice != sorted->end()) {
+        const bool sends = sorted == &sorted_sent;
+        const auto& list = sends ? sent : received;
+        const auto first = std::find(list.begin(), list.end(), *twice);
+        const auto second = std::find(first + 1, list.end(), *twice);
+        return wrong(
+            (sends ? ends.sent : ends.received)[static_cast<size_t>(second - list.begin())],
+            fmt::format("{} twice: {}", sends ? "sent" : "received", text(*twice)));
       }
+    for (size_t i = 0; i < sent.size(); ++i)
+      if (!std::binary_search(sorted_received.begin(), sorted_received.end(), sent[i]))
+        return wrong(ends.sent[i],
+                     fmt::format("device {} never receives {}", channel.to, text(sent[i])));
+    for (size_t i = 0; i < received.size(); ++i)
+      if (!std::binary_search(sorted_sent.begin(), sorted_sent.end(), received[i]))
+        return wrong(ends.received[i],
+                     fmt::format("device {} never sends {}", channel.from, text(received[i])));
+    for (size_t i = 0; i < received.size(); ++i) {
+      if (received[i] != sent[i])
+        return wrong(ends.received[i],
+                     fmt::format("it receives {} where device {} sends {}: a channel has one order",
+                                 text(received[i]), channel.from, text(sent[i])));
+      joint_.partner[ends.sent[i]] = ends.received[i];
+      joint_.partner[ends.received[i]] = ends.sent[i];
+      PIPER_CHECK_OK(check_content(channel, ends.sent[i], ends.received[i]));
     }
     return {};
   }
 
+  /// Both ends mean the same value, of the same rows, or the same range of state.
+  Result<void> check_content(const Channel& channel, uint32_t send, uint32_t recv) const {
+    const Instruction &sends = joint_.instruction(send), &receives = joint_.instruction(recv);
+    if (is_of_state(sends.op)) {
+      if (sends.source != receives.source || sends.target != receives.target)
+        return wrong(recv,
+                     fmt::format("device {} sends another range under this key", channel.from));
+      return {};
+    }
+    const Slot& from = set_.plans[role_of(channel.from).value].slots[sends.inputs[0].value];
+    const Slot& to = set_.plans[role_of(channel.to).value].slots[receives.outputs[0].value];
+    ValueRef sent = from.value;
+    sent.at = to.value.at;
+    if (sent != to.value || replicas(set_, sends.self) != replicas(set_, receives.self))
+      return wrong(recv, fmt::format("device {} sends it {}", channel.from,
+                                     set_.name(role_of(channel.from), sends, &model_)));
+    return {};
+  }
+
   std::string text(const Key& key) const {
-    std::string out = fmt::format("edge {}", key.edge);
-    if (key.edge < set_.edges.size())
-      out += fmt::format(" ({})", set_.edges[key.edge]);
+    std::string out = fmt::format("edge {}", key.edge.value);
+    if (key.edge.value < set_.edges.size())
+      out += fmt::format(" ({})", set_.edges[key.edge.value]);
     if (key.microbatch >= 0)
       out += fmt::format(" @{}", key.microbatch);
     return out;
   }
 
-  // The simulation: each stream of each device runs its instructions in order. A transfer ends
-  // when both ends have come to it, a collective when all members have.
-
-  struct Stream {
-    DeviceIndex device;
-    const Plan* plan;
-    std::vector<uint32_t> list; // of instructions
-    size_t next = 0;
-    bool posted = false; // its next instruction waits for others, who will finish it
-
-    bool done() const { return next == list.size(); }
-    const Instruction& head() const { return plan->instructions[list[next]]; }
-  };
-  struct Events {
-    std::vector<bool> recorded;
-    std::vector<std::vector<uint32_t>> waiting; // streams
-  };
-  struct Gathering {
-    std::vector<uint32_t> arrived; // streams
-  };
-
-  Result<void> progress() {
-    std::unordered_map<DeviceIndex, Events> events;
-    for (DeviceIndex device : devices_) {
-      const Plan& plan = plan_of(device);
-      events[device] = {std::vector<bool>(plan.events),
-                        std::vector<std::vector<uint32_t>>(plan.events)};
-      first_stream_[device] = static_cast<uint32_t>(streams_.size());
-      for (size_t s = 0; s < plan.streams.size(); ++s)
-        streams_.push_back({device, &plan, {}});
-      for (uint32_t i = 0; i < plan.instructions.size(); ++i)
-        streams_[first_stream_[device] + plan.instructions[i].stream].list.push_back(i);
-    }
-    std::vector<size_t> members(set_.groups.size()); // that take part
-    for (size_t g = 0; g < members.size(); ++g)
-      for (DeviceIndex device : set_.groups[g].devices)
-        members[g] += first_stream_.contains(device);
-
-    std::unordered_map<Message, uint32_t, MessageHash> posted; // the stream that came first
-    std::map<std::pair<GroupId, Key>, Gathering> gatherings;
-    std::vector<uint32_t> ready(streams_.size());
-    for (uint32_t s = 0; s < ready.size(); ++s)
-      ready[s] = s;
-    auto finish = [&](uint32_t s) {
-      Stream& stream = streams_[s];
-      Events& its = events[stream.device];
-      if (EventId event = stream.head().records) {
-        its.recorded[event.value] = true;
-        ready.insert(ready.end(), its.waiting[event.value].begin(), its.waiting[event.value].end());
-        its.waiting[event.value].clear();
-      }
-      stream.posted = false;
-      ++stream.next;
-    };
-    auto finish_other = [&](uint32_t s) {
-      finish(s);
-      ready.push_back(s);
-    };
-    while (!ready.empty()) {
-      const uint32_t s = ready.back();
-      ready.pop_back();
-      Stream& stream = streams_[s];
-      while (!stream.done() && !stream.posted) {
-        const Instruction& each = stream.head();
-        Events& its = events[stream.device];
-        const auto missing = std::find_if(each.waits.begin(), each.waits.end(),
-                                          [&](EventId e) { return !its.recorded[e.value]; });
-        if (missing != each.waits.end()) {
-          its.waiting[missing->value].push_back(s);
-          break;
-        }
-        if (is_transfer(each.op)) {
-          const auto [other, first] = posted.emplace(message(stream.device, each), s);
-          if (first) {
-            stream.posted = true;
-            break;
-          }
-          finish_other(other->second);
-          posted.erase(other);
-        } else if (is_collective(each.op)) {
-          const std::pair key(each.group, Key{each.edge.value, each.microbatch});
-          Gathering& gathering = gatherings[key];
-          gathering.arrived.push_back(s);
-          stream.posted = true;
-          if (gathering.arrived.size() < members[each.group.value])
-            break;
-          const std::vector<uint32_t> all = std::move(gathering.arrived);
-          gatherings.erase(key);
-          for (uint32_t other : all)
-            if (other != s)
-              finish_other(other);
-        }
-        finish(s);
-      }
-    }
-    for (uint32_t s = 0; s < streams_.size(); ++s)
-      if (!streams_[s].done())
-        return deadlock(s);
-    return {};
-  }
-
-  /// A stream of `device` that still has an instruction for which `wanted` holds; none if there is
-  /// no such stream.
-  template <class Wanted> uint32_t stream_with(DeviceIndex device, Wanted&& wanted) const {
-    const uint32_t first = first_stream_.at(device);
-    for (uint32_t s = first; s < first + plan_of(device).streams.size(); ++s)
-      for (size_t i = streams_[s].next; i < streams_[s].list.size(); ++i)
-        if (wanted(streams_[s].plan->instructions[streams_[s].list[i]]))
-          return s;
-    return kNone;
-  }
-
-  /// The stream that a blocked stream waits for.
-  uint32_t blocker(uint32_t s) const {
-    const Stream& stream = streams_[s];
-    const Instruction& head = stream.head();
-    if (!stream.posted) {
-      for (EventId event : head.waits)
-        if (uint32_t other = stream_with(
-                stream.device, [&](const Instruction& each) { return each.records == event; });
-            other != kNone)
-          return other;
-      return kNone;
-    }
-    if (is_transfer(head.op)) {
-      const Message wanted = message(stream.device, head);
-      const DeviceIndex other = peer(stream.device, head);
-      return stream_with(other, [&](const Instruction& each) {
-        return is_transfer(each.op) && is_sending(each.op) != is_sending(head.op) &&
-               message(other, each) == wanted;
-      });
-    }
-    for (DeviceIndex device : set_.groups[head.group.value].devices) {
-      if (!first_stream_.contains(device))
-        continue;
-      uint32_t other = stream_with(device, [&](const Instruction& each) {
-        return each.op == head.op && each.group == head.group && each.edge == head.edge &&
-               each.microbatch == head.microbatch;
-      });
-      if (other != kNone && !arrived(other, head))
-        return other;
-    }
-    return kNone;
-  }
-  /// Whether the stream waits in the collective that `head` is.
-  bool arrived(uint32_t s, const Instruction& head) const {
-    const Stream& stream = streams_[s];
-    return stream.posted && stream.head().op == head.op && stream.head().edge == head.edge &&
-           stream.head().microbatch == head.microbatch;
-  }
-
-  Error deadlock(uint32_t start) const {
-    // Every blocked stream waits for another one, so this ends in a circle.
-    std::vector<uint32_t> path = {start};
-    std::unordered_map<uint32_t, size_t> seen = {{start, 0}};
-    size_t circle = 0;
-    while (true) {
-      const uint32_t next = blocker(path.back());
-      if (next == kNone)
-        break;
-      auto [at, fresh] = seen.emplace(next, path.size());
-      if (!fresh) {
-        circle = at->second;
-        break;
-      }
-      path.push_back(next);
-    }
-    path.erase(path.begin(), path.begin() + static_cast<ptrdiff_t>(circle));
-    std::string message = "the plans deadlock when sends block: ";
-    for (size_t i = 0; i <= path.size(); ++i) {
-      const Stream& stream = streams_[path[i % path.size()]];
-      const Instruction& head = stream.head();
-      if (i)
-        message += ", which waits for ";
-      message += fmt::format("device {} at {}", stream.device,
-                             set_.name(set_.devices.at(stream.device), head, &model_));
-      if (is_transfer(head.op) || is_collective(head.op))
-        message += fmt::format(" [{}]", text(Key{head.edge.value, head.microbatch}));
-    }
-    return wrong(streams_[path[0]].device, streams_[path[0]].head(), std::move(message));
-  }
-
   const PlanSet& set_;
   const ModelSpec& model_;
-  std::unordered_map<uint64_t, uint32_t> rank_; // of each member of each group
-  std::vector<DeviceIndex> devices_;            // that are checked
-  std::vector<Stream> streams_;
-  std::unordered_map<DeviceIndex, uint32_t> first_stream_;
+  std::unordered_map<uint64_t, uint32_t> rank_; ///< of each member of each group
+  std::map<Channel, Ends> channels_;
+  JointPlan joint_;
 };
 
 } // namespace
 
-Result<void> verify_transfers(const PlanSet& set, const ModelSpec& model) {
+Result<JointPlan> verify_transfers(const PlanSet& set, const ModelSpec& model) {
   return TransferVerifier(set, model).run();
 }
 

@@ -1,0 +1,163 @@
+// The life of a bucket in an iteration, on every device that holds it:
+//
+//   forwards read its parameters; backwards read them and add to its gradients
+//     -> the gradients are summed over its group (if that is more than one device)
+//     -> commit reads them
+//     -> update writes the parameters that the rank owns, and clears the gradients
+//     -> the parameters are gathered (if the optimizer's state is sharded)
+//
+// Each arrow is a wait on the device itself, so no two streams touch an array at a time, but for
+// the backwards, which add in one order of their own.
+#include "ir/verify_plan.h"
+
+namespace piper::ir {
+
+namespace {
+
+constexpr uint32_t kNone = Id<void>::kNone;
+
+class StateVerifier {
+public:
+  StateVerifier(const RoleView& view, const StreamOrder& order)
+      : view_(view), set_(view.set), facts_(view.facts), order_(order),
+        all_(view.plan.instructions), work_(set_.buckets.size()),
+        last_adder_(facts_.model.params.size(), kNone) {}
+
+  Result<void> run() {
+    for (uint32_t i = 0; i < all_.size(); ++i)
+      PIPER_CHECK_OK(record(i));
+    if (commit_ == kNone)
+      return view_.wrong("the plan has no commit");
+    PIPER_CHECK_OK(check_commit());
+    for (size_t b = 0; b < set_.buckets.size(); ++b)
+      if (view_.is_member(set_.buckets[b].group))
+        PIPER_CHECK_OK(check_bucket(set_.buckets[b], work_[b]));
+    for (uint32_t i = 0; i < all_.size(); ++i)
+      for (const auto& chunk : all_[i].chunks)
+        for (CallId call : chunk)
+          for (ParamId param : facts_.model.call(call).params)
+            PIPER_CHECK_OK(check_use(i, param));
+    return {};
+  }
+
+private:
+  /// What is done to a bucket; indices of instructions.
+  struct BucketWork {
+    uint32_t reduce = kNone, update = kNone, gather = kNone;
+  };
+
+  Result<void> record(uint32_t i) {
+    auto once = [&](uint32_t& done) -> Result<void> {
+      if (done != kNone)
+        return view_.wrong(all_[i], fmt::format("bucket {} has this done twice",
+                                                set_.buckets[all_[i].buckets[0].value].name));
+      done = i;
+      return {};
+    };
+    switch (all_[i].op) {
+    case Opcode::AllReduce:
+    case Opcode::ReduceScatter:
+      if (set_.buckets[all_[i].buckets[0].value].shard_grads)
+        return {}; // once a window: see verify_windows
+      return once(work_[all_[i].buckets[0].value].reduce);
+    case Opcode::Update:
+      return once(work_[all_[i].buckets[0].value].update);
+    case Opcode::AllGather:
+      return once(work_[all_[i].buckets[0].value].gather);
+    case Opcode::Commit:
+      if (commit_ != kNone)
+        return view_.wrong(all_[i], "there are two commits");
+      commit_ = i;
+      return {};
+    default:
+      return {};
+    }
+  }
+
+  /// It counts the gradients of every bucket that the role holds, once.
+  Result<void> check_commit() const {
+    std::vector<bool> counted(set_.buckets.size());
+    for (BucketId bucket : all_[commit_].buckets) {
+      if (counted[bucket.value])
+        return view_.wrong(all_[commit_], fmt::format("it counts bucket {} twice",
+                                                      set_.buckets[bucket.value].name));
+      counted[bucket.value] = true;
+    }
+    for (size_t b = 0; b < counted.size(); ++b)
+      if (!counted[b] && view_.is_member(set_.buckets[b].group))
+        return view_.wrong(all_[commit_],
+                           fmt::format("it does not count bucket {}", set_.buckets[b].name));
+    return {};
+  }
+
+  Result<void> check_bucket(const Bucket& bucket, const BucketWork& its) const {
+    if (its.update == kNone)
+      return view_.wrong(fmt::format("bucket {} is not updated", bucket.name));
+    if (!order_.before(commit_, its.update))
+      return view_.wrong(all_[its.update], "it may run before the commit");
+    if (its.reduce != kNone) {
+      if (!order_.before(its.reduce, commit_))
+        return view_.wrong(all_[its.reduce], "the commit does not wait for it");
+      if ((all_[its.reduce].op == Opcode::ReduceScatter) != bucket.shard_optimizer)
+        return view_.wrong(all_[its.reduce],
+                           fmt::format("the optimizer of bucket {} is {}sharded", bucket.name,
+                                       bucket.shard_optimizer ? "" : "not "));
+    } else if (set_.groups[bucket.group.value].devices.size() > 1 && !bucket.shard_grads) {
+      return view_.wrong(fmt::format("bucket {} is not summed over its group", bucket.name));
+    }
+    if (bucket.shard_optimizer && !bucket.shard_params && its.gather == kNone)
+      return view_.wrong(fmt::format("bucket {} is not gathered after its update", bucket.name));
+    if (its.gather != kNone && !order_.before(its.update, its.gather))
+      return view_.wrong(all_[its.gather], "it may run before the update");
+    return {};
+  }
+
+  /// A forward or a backward that uses a parameter.
+  Result<void> check_use(uint32_t i, ParamId param) {
+    const BucketId id = facts_.bucket[param.value];
+    const Bucket& bucket = set_.buckets[id.value];
+    const BucketWork& its = work_[id.value];
+    if (!view_.is_member(bucket.group))
+      return view_.wrong(all_[i], fmt::format("the role does not hold bucket {} of parameter {}",
+                                              bucket.name, facts_.model.param(param).name));
+    if (all_[i].op == Opcode::Forward || all_[i].op == Opcode::Recompute) {
+      if (!order_.before(i, its.update)) // of sharded ones, also before they are let go
+        return view_.wrong(all_[i],
+                           fmt::format("{} does not wait for it, though it reads bucket {}",
+                                       view_.name(its.update), bucket.name));
+      return {};
+    }
+    const uint32_t end = its.reduce != kNone ? its.reduce : commit_;
+    if (!order_.before(i, end))
+      return view_.wrong(all_[i],
+                         fmt::format("{} does not wait for it, though it adds to bucket {}",
+                                     view_.name(end), bucket.name));
+    // Ordered in pairs, they are ordered all.
+    uint32_t& last = last_adder_[param.value];
+    if (last != kNone && last != i && !order_.before(last, i))
+      return view_.wrong(all_[i],
+                         fmt::format("it may add to the gradient of {} at the same time as "
+                                     "{} on stream {}",
+                                     facts_.model.param(param).name, view_.name(last),
+                                     view_.plan.streams[all_[last].stream]));
+    last = i;
+    return {};
+  }
+
+  const RoleView& view_;
+  const PlanSet& set_;
+  const ModelFacts& facts_;
+  const StreamOrder& order_;
+  const std::vector<Instruction>& all_;
+  std::vector<BucketWork> work_;
+  uint32_t commit_ = kNone;
+  std::vector<uint32_t> last_adder_; ///< to each parameter's gradient
+};
+
+} // namespace
+
+Result<void> verify_state(const RoleView& view, const StreamOrder& order) {
+  return StateVerifier(view, order).run();
+}
+
+} // namespace piper::ir

@@ -1,0 +1,125 @@
+// What stands beside the plans: groups, roles, devices, buckets.
+#include "ir/verify_plan.h"
+
+#include <map>
+
+namespace piper::ir {
+
+namespace {
+
+Result<void> groups(const PlanSet& set) {
+  for (size_t g = 0; g < set.groups.size(); ++g) {
+    std::vector<DeviceIndex> devices = set.groups[g].devices;
+    if (devices.empty())
+      return wrong_set(set, fmt::format("group g{} has no devices", g));
+    std::sort(devices.begin(), devices.end());
+    if (auto twice = std::adjacent_find(devices.begin(), devices.end()); twice != devices.end())
+      return wrong_set(set, fmt::format("group g{} has device {} twice", g, *twice));
+  }
+  return {};
+}
+
+Result<void> roles(const PlanSet& set) {
+  if (set.roles.size() != set.plans.size())
+    return wrong_set(set,
+                     fmt::format("{} roles have {} plans", set.roles.size(), set.plans.size()));
+  for (const Role& role : set.roles)
+    for (GroupId group : role.groups)
+      if (group.value >= set.groups.size())
+        return wrong_set(set, fmt::format("role {} is a member of g{}, which does not exist",
+                                          role.name, group.value));
+  for (const auto& [device, role] : set.devices)
+    if (role.value >= set.roles.size())
+      return wrong_set(
+          set, fmt::format("device {} has role r{} of {}", device, role.value, set.roles.size()));
+  return {};
+}
+
+/// Devices of a role are members of its groups, and the reverse; all have a plan.
+Result<void> members(const PlanSet& set) {
+  std::map<DeviceIndex, std::vector<GroupId>> of_device;
+  for (size_t g = 0; g < set.groups.size(); ++g)
+    for (DeviceIndex device : set.groups[g].devices) {
+      if (!set.devices.contains(device))
+        return wrong_set(set, fmt::format("device {} of g{} has no plan", device, g));
+      of_device[device].push_back(GroupId(g));
+    }
+  for (const auto& [device, role] : set.devices) {
+    std::vector<GroupId> of_role = set.roles[role.value].groups;
+    std::sort(of_role.begin(), of_role.end());
+    if (of_role != of_device[device])
+      return wrong_set(set, fmt::format("device {} is not in exactly the groups of its role {}",
+                                        device, set.roles[role.value].name));
+  }
+  if (set.world.value >= set.groups.size())
+    return wrong_set(set, "there is no world");
+  std::vector<DeviceIndex> world = set.groups[set.world.value].devices;
+  std::sort(world.begin(), world.end());
+  if (!std::equal(world.begin(), world.end(), set.devices.begin(), set.devices.end(),
+                  [](DeviceIndex a, const auto& b) { return a == b.first; }))
+    return wrong_set(set, "the world is not exactly the devices that have a plan");
+  return {};
+}
+
+Result<void> bucket_params(const PlanSet& set, const ModelSpec& model, const Bucket& bucket,
+                           std::vector<bool>& held) {
+  if (bucket.offsets.size() != bucket.params.size())
+    return wrong_set(set, fmt::format("bucket {} has {} parameters and {} offsets", bucket.name,
+                                      bucket.params.size(), bucket.offsets.size()));
+  int64_t end = 0;
+  for (size_t i = 0; i < bucket.params.size(); ++i) {
+    const ParamId id = bucket.params[i];
+    if (id.value >= held.size())
+      return wrong_set(set, fmt::format("bucket {} holds parameter {}, which does not exist",
+                                        bucket.name, id.value));
+    const ModelParam& param = model.param(id);
+    if (held[id.value])
+      return wrong_set(set, fmt::format("parameter {} is in two buckets", param.name));
+    held[id.value] = true;
+    if (param.type.dtype != bucket.dtype)
+      return wrong_set(set, fmt::format("parameter {} is {}, its bucket {} is {}", param.name,
+                                        to_string(param.type.dtype), bucket.name,
+                                        to_string(bucket.dtype)));
+    if (bucket.offsets[i] < end || bucket.offsets[i] % kParamAlignment != 0)
+      return wrong_set(set,
+                       fmt::format("parameter {} is at offset {} of bucket {}: it overlaps "
+                                   "the one before or is not aligned to {}",
+                                   param.name, bucket.offsets[i], bucket.name, kParamAlignment));
+    end = bucket.offsets[i] + param.type.numel(1);
+  }
+  const auto ranks = static_cast<int64_t>(set.groups[bucket.group.value].devices.size());
+  if (bucket.numel < end || bucket.numel % (ranks * kParamAlignment) != 0)
+    return wrong_set(set, fmt::format("bucket {} has {} elements: its parameters need {}, padded "
+                                      "to a multiple of {}",
+                                      bucket.name, bucket.numel, end, ranks * kParamAlignment));
+  return {};
+}
+
+Result<void> buckets(const PlanSet& set, const ModelSpec& model) {
+  std::vector<bool> held(model.params.size());
+  for (const Bucket& bucket : set.buckets) {
+    if (bucket.group.value >= set.groups.size())
+      return wrong_set(set, fmt::format("bucket {} is on no group", bucket.name));
+    PIPER_CHECK_OK(bucket_params(set, model, bucket, held));
+  }
+  for (size_t p = 0; p < held.size(); ++p)
+    if (!held[p])
+      return wrong_set(set, fmt::format("parameter {} is in no bucket", model.params[p].name));
+  return {};
+}
+
+} // namespace
+
+Result<void> verify_tables(const PlanSet& set, const ModelSpec& model) {
+  if (set.microbatches < 1 || set.batch % set.microbatches != 0)
+    return wrong_set(
+        set, fmt::format("{} rows are cut into {} microbatches", set.batch, set.microbatches));
+  PIPER_CHECK_OK(groups(set));
+  PIPER_CHECK_OK(roles(set));
+  PIPER_CHECK_OK(buckets(set, model));
+  if (set.kind == PlanKind::Migrate)
+    return {}; // its devices are those of two epochs, its groups of one
+  return members(set);
+}
+
+} // namespace piper::ir

@@ -1,0 +1,78 @@
+#include "tests/compiler/corpus.h"
+
+#include "compiler/compile.h"
+#include "tests/compiler/models.h"
+
+namespace piper::test {
+
+using namespace ir;
+
+PlanSet plans_of(const std::shared_ptr<const ModelSpec>& model, const Strategy& strategy,
+                 PlanKind kind) {
+  compiler::CompileOptions options;
+  options.kind = kind;
+  return compile_ok(model, strategy, options).plans;
+}
+
+std::vector<GoodPlans> corpus() {
+  std::vector<GoodPlans> all;
+  auto add = [&](const std::string& name, std::shared_ptr<const ModelSpec> model,
+                 const Strategy& strategy, PlanKind kind = PlanKind::Train) {
+    PlanSet plans = plans_of(model, strategy, kind);
+    all.push_back({name, std::move(model), std::move(plans)});
+  };
+  auto named = [](const std::string& expression, int64_t microbatches) {
+    return Strategy().schedule(expression, microbatches);
+  };
+  const auto four = chain(4, 8), five = chain(5, 24), skip = load_model("skip"),
+             tied = load_model("tied");
+  add("single", four, named("single", 2));
+  add("dp:2", four, named("dp:2", 4));
+  add("dp:2, small buckets", four,
+      Strategy()
+          .split({}, 2)
+          .replicate(Replicate{.filter = {}, .devices = {0, 1}, .bucket_mb = 0.0005})
+          .fuse({{"PASS", "F"}}));
+  add("zero1:2", four, named("zero1:2", 4));
+  add("gpipe:4", four, named("gpipe:4", 4));
+  add("1f1b:4", four, named("1f1b:4", 4));
+  add("1f1b:3, uneven", five, named("1f1b:3", 6));
+  add("dp:2x1f1b:2", four, named("dp:2x1f1b:2", 4));
+  add("zero1:2x1f1b:2, tied", tied, named("zero1:2x1f1b:2", 4));
+  add("1f1b:2, tied", tied, named("1f1b:2", 2));
+  add("single, skip", skip, named("single", 3));
+  add("1f1b:4, skip", skip, named("1f1b:4", 3));
+  add("dp:2x1f1b:2, skip", skip, named("dp:2x1f1b:2", 6));
+  add("two stages a device, skip", skip,
+      Strategy()
+          .split({}, 2)
+          .place({{"layer", std::vector<int64_t>{0, 2}}}, {0})
+          .place({{"layer", std::vector<int64_t>{1, 3}}}, {1}));
+  add("overlap", load_model("chain2"),
+      Strategy().split({}, 2).place({}, {0}).overlap({{"PASS", "B"}, {"MB", 0}},
+                                                     {{"PASS", "F"}, {"MB", 1}}));
+  add("chunks", four,
+      Strategy()
+          .split({}, 2)
+          .place({}, {0})
+          .fuse({{"PASS", "F"}})
+          .fuse({{"PASS", "B"}, {"layer", std::vector<int64_t>{2, 3}}}));
+  add("backwards in two, skip", skip,
+      Strategy()
+          .split({}, 2)
+          .split_backward({})
+          .place({{"layer", std::vector<int64_t>{0, 1}}}, {0})
+          .place({{"layer", std::vector<int64_t>{2, 3}}}, {1}));
+  add("backwards in two, chunks, dp:2", four,
+      Strategy()
+          .split({}, 2)
+          .split_backward({{"MB", 1}})
+          .replicate(Replicate{.filter = {}, .devices = {0, 1}})
+          .fuse({{"PASS", "F"}})
+          .fuse({{"PASS", "BI"}})
+          .fuse({{"PASS", "BW"}, {"layer", std::vector<int64_t>{2, 3}}}));
+  add("evaluation of 1f1b:2", four, named("1f1b:2", 4), PlanKind::Eval);
+  return all;
+}
+
+} // namespace piper::test

@@ -1,0 +1,631 @@
+#include "tests/compiler/symbolic.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <stdexcept>
+
+namespace piper::test {
+
+using namespace ir;
+
+namespace {
+
+/// A linear combination of terms: a gradient. Sums of it don't depend on their order.
+using Form = std::map<uint32_t, double>;
+
+void add(Form& to, const Form& what, double factor = 1) {
+  for (const auto& [term, coefficient] : what)
+    to[term] += factor * coefficient;
+}
+
+enum Kind : int64_t {
+  kInput,
+  kParam,
+  kContext,
+  kOutput,
+  kSeed,
+  kInputGrad,
+  kParamGrad,
+  kForm,
+  kNorm,
+  kUpdate
+};
+
+/// What the forward of a chunk keeps: of each call what it was run on.
+struct Context {
+  std::vector<CallId> calls;
+  std::vector<uint32_t> terms;
+};
+
+/// What a slot holds.
+struct Value {
+  enum class Type { Tensor, Gradient, Saved, Deferred } type = Type::Tensor;
+  uint32_t term = 0;
+  Form form;
+  std::shared_ptr<const Context> context;
+  std::map<uint32_t, Form> weights; ///< of Deferred: by parameter, what is still to be added
+};
+
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A parameter's array on one device, in as many parts as its bucket's group has ranks.
+struct ParamState {
+  BucketId bucket;
+  int rank = 0; ///< in the bucket's group
+  std::vector<uint32_t> param;
+  std::vector<Form> grad;
+};
+
+/// What an instruction has read, and what it will write when it ends.
+struct Running {
+  bool complete = true; ///< needs nobody else any more
+  std::map<uint32_t, Value> slots;
+  std::map<std::pair<uint32_t, size_t>, Form> grads; ///< by parameter and part
+  std::map<std::pair<uint32_t, size_t>, uint32_t> params;
+  std::map<std::pair<uint32_t, size_t>, uint32_t> applied; ///< gradients, by an update
+  std::optional<uint32_t> norm, loss;
+};
+
+struct Stream {
+  size_t device = 0;
+  std::vector<uint32_t> list; ///< of instructions
+  size_t next = 0;
+  std::optional<Running> running;
+  bool done() const { return next == list.size(); }
+};
+
+struct DeviceState {
+  DeviceIndex index = 0;
+  RoleId role;
+  const Plan* plan = nullptr;
+  std::vector<std::optional<Value>> slots;
+  std::vector<bool> events;
+  std::map<uint32_t, ParamState> params;
+  std::map<std::pair<uint32_t, size_t>, uint32_t> applied;
+  uint32_t norm = 0;
+  int64_t peak = 0;
+  std::map<int32_t, uint32_t> losses;
+};
+
+class Machine {
+public:
+  Machine(const PlanSet& set, const ModelSpec& model, Terms& terms, uint64_t seed,
+          const SlotBytes& bytes)
+      : set_(set), model_(model), terms_(terms), bytes_(bytes), random_(seed),
+        blocking_(random_() % 2 == 0), hurry_(random_() % 3 != 0) {}
+
+  SymbolicRun run() {
+    SymbolicRun outcome;
+    try {
+      start();
+      interleave();
+      outcome.result = collect();
+      for (const DeviceState& device : devices_)
+        outcome.peak[device.index] = device.peak;
+    } catch (const Failure& failure) {
+      outcome.failure = failure.what();
+    }
+    return outcome;
+  }
+
+private:
+  void start() {
+    for (const auto& [index, role] : set_.devices) {
+      DeviceState device;
+      device.index = index;
+      device.role = role;
+      device.plan = &set_.plans[role.value];
+      device.slots.resize(device.plan->slots.size());
+      device.events.resize(device.plan->events);
+      for (uint32_t b = 0; b < set_.buckets.size(); ++b) {
+        const int rank = set_.rank_in(set_.buckets[b].group, index);
+        if (rank < 0)
+          continue;
+        const size_t ranks = set_.groups[set_.buckets[b].group.value].devices.size();
+        for (ParamId param : set_.buckets[b].params)
+          device.params[param.value] = {
+              BucketId(b), rank,
+              std::vector<uint32_t>(ranks, terms_.of({kParam, int64_t{param.value}})),
+              std::vector<Form>(ranks)};
+      }
+      for (size_t s = 0; s < device.plan->streams.size(); ++s)
+        streams_.push_back({devices_.size(), {}, 0, {}});
+      const size_t first = streams_.size() - device.plan->streams.size();
+      for (uint32_t i = 0; i < device.plan->instructions.size(); ++i)
+        streams_[first + device.plan->instructions[i].stream].list.push_back(i);
+      devices_.push_back(std::move(device));
+    }
+  }
+
+  /// Some streams run ahead as far as they can, others are held back; who does changes. Or all take
+  /// turns at random.
+  void interleave() {
+    std::vector<size_t> order(streams_.size());
+    for (size_t s = 0; s < order.size(); ++s)
+      order[s] = s;
+    while (true) {
+      if (!hurry_ || random_() % 32 == 0)
+        std::shuffle(order.begin(), order.end(), random_);
+      if (std::any_of(order.begin(), order.end(), [&](size_t s) { return step(streams_[s]); }))
+        continue;
+      for (const Stream& stream : streams_)
+        if (!stream.done())
+          fail(stream, "never ends");
+      if (!messages_.empty())
+        throw Failure("a message is never received");
+      return;
+    }
+  }
+
+  [[noreturn]] void fail(const Stream& stream, const std::string& what) const {
+    const DeviceState& device = devices_[stream.device];
+    throw Failure(fmt::format("device {}: {} {}", device.index,
+                              set_.name(device.role, instruction(stream), &model_), what));
+  }
+  const Instruction& instruction(const Stream& stream) const {
+    return devices_[stream.device].plan->instructions[stream.list[stream.next]];
+  }
+
+  /// Begins or ends the stream's next instruction, if it can.
+  bool step(Stream& stream) {
+    if (stream.done())
+      return false;
+    DeviceState& device = devices_[stream.device];
+    const Instruction& each = instruction(stream);
+    if (!stream.running) {
+      if (!std::all_of(each.waits.begin(), each.waits.end(),
+                       [&](EventId event) { return device.events[event.value]; }))
+        return false;
+      stream.running.emplace();
+      begin(stream, device, each, *stream.running);
+      measure(device);
+      return true;
+    }
+    if (!stream.running->complete)
+      return false;
+    end(device, each, *stream.running);
+    stream.running.reset();
+    ++stream.next;
+    return true;
+  }
+
+  void end(DeviceState& device, const Instruction& each, Running& running) {
+    for (auto& [slot, value] : running.slots)
+      device.slots[slot] = std::move(value);
+    for (auto& [at, form] : running.grads)
+      device.params.at(at.first).grad[at.second] = std::move(form);
+    for (auto& [at, term] : running.params)
+      device.params.at(at.first).param[at.second] = term;
+    for (auto& [at, term] : running.applied)
+      device.applied[at] = term;
+    if (running.norm)
+      device.norm = *running.norm;
+    if (running.loss)
+      device.losses[each.microbatch] = *running.loss;
+    for (SlotId slot : each.frees)
+      device.slots[slot.value].reset();
+    if (each.records)
+      device.events[each.records.value] = true;
+  }
+
+  /// What is there, what running instructions are making, and messages whose slot is gone.
+  void measure(DeviceState& device) {
+    if (bytes_.empty())
+      return;
+    const std::vector<int64_t>& bytes = bytes_[device.role.value];
+    std::vector<bool> taken(device.slots.size());
+    for (size_t s = 0; s < taken.size(); ++s)
+      taken[s] = device.slots[s].has_value();
+    for (const Stream& stream : streams_)
+      if (&devices_[stream.device] == &device && stream.running)
+        for (SlotId slot : instruction(stream).outputs)
+          if (slot)
+            taken[slot.value] = true;
+    for (const auto& [key, posted] : messages_)
+      if (key.from == device.index && !posted.sent.empty())
+        taken[posted.source.value] = true;
+    int64_t sum = 0;
+    for (size_t s = 0; s < taken.size(); ++s)
+      sum += taken[s] ? bytes[s] : 0;
+    device.peak = std::max(device.peak, sum);
+  }
+
+  const Value& read(const Stream& stream, SlotId slot, Value::Type type) const {
+    const DeviceState& device = devices_[stream.device];
+    if (!slot || slot.value >= device.slots.size() || !device.slots[slot.value])
+      fail(stream, fmt::format("reads s{}, which is empty", slot.value));
+    const Value& value = *device.slots[slot.value];
+    if (value.type != type)
+      fail(stream, fmt::format("reads s{}, which holds something else", slot.value));
+    return value;
+  }
+  uint32_t subject(const Stream& stream, SlotId slot) const {
+    if (!slot)
+      fail(stream, "lacks a slot");
+    return devices_[stream.device].plan->slots[slot.value].value.subject;
+  }
+  const ModelCall& call_of(const Stream& stream, CallId id) const {
+    if (id.value >= model_.calls.size())
+      fail(stream, "has a call that the model has not");
+    return model_.call(id);
+  }
+  SlotId only(const Stream& stream, const std::vector<SlotId>& slots) const {
+    if (slots.empty() || !slots[0])
+      fail(stream, "lacks a slot");
+    return slots[0];
+  }
+  ParamState& state(Stream& stream, ParamId param) {
+    auto found = devices_[stream.device].params.find(param.value);
+    if (found == devices_[stream.device].params.end())
+      fail(stream, "needs a parameter that the device does not hold");
+    return found->second;
+  }
+
+  void begin(Stream& stream, DeviceState& device, const Instruction& each, Running& running) {
+    switch (each.op) {
+    case Opcode::Input: {
+      if (!each.self)
+        fail(stream, "runs nowhere");
+      const SlotId slot = only(stream, each.outputs);
+      const int rank = set_.rank_in(each.self, device.index);
+      if (rank < 0 || set_.rows(each.self) == 0)
+        fail(stream, "has no rows to read");
+      running.slots[slot.value].term =
+          terms_.of({kInput, int64_t{subject(stream, slot)},
+                     set_.first_row(each.self, rank, each.microbatch), set_.rows(each.self)});
+      return;
+    }
+    case Opcode::Forward:
+      return forward(stream, each, running);
+    case Opcode::Seed: {
+      Value& value = running.slots[only(stream, each.outputs).value];
+      value.type = Value::Type::Gradient;
+      value.form[terms_.of({kSeed})] = each.scale;
+      return;
+    }
+    case Opcode::Backward:
+    case Opcode::BackwardInput:
+      return backward(stream, each, running);
+    case Opcode::BackwardWeight: {
+      std::map<uint32_t, Form> weights;
+      for (size_t c = 0; c < each.chunks.size(); ++c) {
+        if (c >= each.inputs.size())
+          fail(stream, "lacks what was deferred");
+        for (const auto& [param, form] :
+             read(stream, each.inputs[c], Value::Type::Deferred).weights)
+          add(weights[param], form);
+      }
+      return accumulate(stream, weights, running);
+    }
+    case Opcode::Add: {
+      Value sum{Value::Type::Gradient, 0, {}, {}, {}};
+      for (SlotId slot : each.inputs)
+        add(sum.form, read(stream, slot, Value::Type::Gradient).form);
+      running.slots[only(stream, each.outputs).value] = std::move(sum);
+      return;
+    }
+    case Opcode::Loss:
+      running.loss = read(stream, only(stream, each.inputs), Value::Type::Tensor).term;
+      return;
+    case Opcode::Send:
+    case Opcode::Recv:
+      return transfer(stream, device, each, running);
+    case Opcode::AllReduce:
+    case Opcode::ReduceScatter:
+    case Opcode::AllGather:
+    case Opcode::Commit:
+      return collective(stream, each);
+    case Opcode::Update:
+      return update(stream, device, each, running);
+    default:
+      fail(stream, "is not of an iteration");
+    }
+  }
+
+  void forward(Stream& stream, const Instruction& each, Running& running) {
+    std::map<uint32_t, uint32_t> values;
+    for (SlotId slot : each.inputs)
+      values[subject(stream, slot)] = read(stream, slot, Value::Type::Tensor).term;
+    std::set<uint32_t> made;
+    const size_t saved = set_.kind == PlanKind::Train ? each.chunks.size() : 0;
+    for (size_t c = 0; c < each.chunks.size(); ++c) {
+      Context context{each.chunks[c], {}};
+      for (CallId id : each.chunks[c]) {
+        const ModelCall& call = call_of(stream, id);
+        std::vector<int64_t> key = {kContext, int64_t{id.value}};
+        for (ValueId v : call.inputs) {
+          if (!values.contains(v.value))
+            fail(stream, "needs a value that it does not read");
+          key.push_back(values[v.value]);
+        }
+        for (ParamId param : call.params) {
+          const auto& parts = state(stream, param).param;
+          const bool equal = std::count(parts.begin(), parts.end(), parts[0]) ==
+                             static_cast<ptrdiff_t>(parts.size());
+          key.insert(key.end(), parts.begin(), equal ? parts.begin() + 1 : parts.end());
+        }
+        context.terms.push_back(terms_.of(std::move(key)));
+        for (size_t o = 0; o < call.outputs.size(); ++o) {
+          values[call.outputs[o].value] =
+              terms_.of({kOutput, int64_t{context.terms.back()}, static_cast<int64_t>(o)});
+          made.insert(call.outputs[o].value);
+        }
+      }
+      if (saved && c >= each.outputs.size())
+        fail(stream, "lacks a slot for what it saves");
+      if (saved && each.outputs[c])
+        running.slots[each.outputs[c].value] = {
+            Value::Type::Saved, 0, {}, std::make_shared<const Context>(std::move(context)), {}};
+    }
+    for (size_t i = saved; i < each.outputs.size(); ++i) {
+      const uint32_t v = subject(stream, each.outputs[i]);
+      if (!made.contains(v))
+        fail(stream, "does not make one of its outputs");
+      running.slots[each.outputs[i].value].term = values[v];
+    }
+  }
+
+  void backward(Stream& stream, const Instruction& each, Running& running) {
+    if (each.inputs.size() < each.chunks.size())
+      fail(stream, "lacks what was saved");
+    std::map<uint32_t, Form> gradients; // of values, as far as they have come
+    for (size_t i = each.chunks.size(); i < each.inputs.size(); ++i)
+      add(gradients[subject(stream, each.inputs[i])],
+          read(stream, each.inputs[i], Value::Type::Gradient).form);
+    std::set<uint32_t> made, reads;
+    std::map<uint32_t, Form> now;
+    const bool defers = each.op == Opcode::BackwardInput;
+    for (size_t c = each.chunks.size(); c-- > 0;) {
+      std::map<uint32_t, Form> later;
+      const Value& saved = read(stream, each.inputs[c], Value::Type::Saved);
+      if (saved.context->calls != each.chunks[c])
+        fail(stream, "goes back through other calls than went forward");
+      for (size_t k = each.chunks[c].size(); k-- > 0;) {
+        const ModelCall& call = call_of(stream, each.chunks[c][k]);
+        const int64_t context = saved.context->terms[k];
+        auto flow = [&](Kind kind, size_t o, size_t into, Form& to) {
+          for (const auto& [term, coefficient] : gradients[call.outputs[o].value])
+            to[terms_.of({kind, context, static_cast<int64_t>(o), static_cast<int64_t>(into),
+                          int64_t{term}})] += coefficient;
+        };
+        for (size_t o = 0; o < call.outputs.size(); ++o) {
+          made.insert(call.outputs[o].value);
+          for (size_t p = 0; p < call.params.size(); ++p) {
+            const bool waits = defers && model_.param(call.params[p]).type.dims.size() > 1;
+            flow(kParamGrad, o, p, (waits ? later : now)[call.params[p].value]);
+          }
+          for (size_t i = 0; i < call.inputs.size(); ++i)
+            if (model_.value(call.inputs[i]).differentiable) {
+              reads.insert(call.inputs[i].value);
+              flow(kInputGrad, o, i, gradients[call.inputs[i].value]);
+            }
+        }
+      }
+      if (!defers)
+        continue;
+      if (c >= each.outputs.size())
+        fail(stream, "lacks a slot for what it defers");
+      if (each.outputs[c])
+        running.slots[each.outputs[c].value] = {Value::Type::Deferred, 0, {}, {}, std::move(later)};
+    }
+    std::set<uint32_t> written;
+    for (size_t i = defers ? each.chunks.size() : 0; i < each.outputs.size(); ++i) {
+      const SlotId slot = each.outputs[i];
+      const uint32_t v = subject(stream, slot);
+      if (!reads.contains(v) || made.contains(v) || !written.insert(v).second)
+        fail(stream, "does not make one of its outputs");
+      running.slots[slot.value] = {Value::Type::Gradient, 0, gradients[v], {}, {}};
+    }
+    accumulate(stream, now, running);
+  }
+
+  void accumulate(Stream& stream, const std::map<uint32_t, Form>& weights, Running& running) {
+    for (const auto& [param, form] : weights) {
+      ParamState& held = state(stream, ParamId(param));
+      for (size_t part = 0; part < held.grad.size(); ++part) {
+        Form sum = held.grad[part];
+        add(sum, form);
+        running.grads[{param, part}] = std::move(sum);
+      }
+    }
+  }
+
+  void update(Stream& stream, DeviceState& device, const Instruction& each, Running& running) {
+    if (each.buckets.empty())
+      fail(stream, "has no bucket");
+    const Bucket& bucket = set_.buckets[each.buckets[0].value];
+    for (ParamId param : bucket.params) {
+      ParamState& held = state(stream, param);
+      for (size_t part = 0; part < held.param.size(); ++part) {
+        running.grads[{param.value, part}] = {};
+        if (bucket.shard_optimizer && part != static_cast<size_t>(held.rank))
+          continue;
+        const uint32_t gradient = term_of(held.grad[part]);
+        running.applied[{param.value, part}] = gradient;
+        running.params[{param.value, part}] = terms_.of(
+            {kUpdate, int64_t{held.param[part]}, int64_t{gradient}, int64_t{device.norm}});
+      }
+    }
+  }
+
+  uint32_t term_of(const Form& form) {
+    std::vector<int64_t> key = {kForm};
+    for (const auto& [term, coefficient] : form)
+      if (coefficient != 0) {
+        key.push_back(term);
+        key.push_back(std::bit_cast<int64_t>(coefficient));
+      }
+    return terms_.of(std::move(key));
+  }
+
+  // ---- What goes between devices.
+
+  struct MessageKey {
+    DeviceIndex from, to;
+    uint32_t edge;
+    int32_t microbatch;
+    auto operator<=>(const MessageKey&) const = default;
+  };
+  struct Posted {
+    std::deque<Value> sent;
+    SlotId source;                          ///< of what was sent
+    std::deque<Stream*> senders, receivers; ///< that wait
+  };
+
+  void transfer(Stream& stream, DeviceState& device, const Instruction& each, Running& running) {
+    const int rank = set_.rank_in(each.self, device.index);
+    if (!each.self || !each.group || rank < 0 ||
+        static_cast<size_t>(rank) >= set_.groups[each.group.value].devices.size())
+      fail(stream, "has no peer");
+    const DeviceIndex peer = set_.groups[each.group.value].devices[static_cast<size_t>(rank)];
+    const bool sends = each.op == Opcode::Send;
+    const MessageKey key{sends ? device.index : peer, sends ? peer : device.index, each.edge.value,
+                         each.microbatch};
+    Posted& posted = messages_[key];
+    if (sends) {
+      const SlotId slot = only(stream, each.inputs);
+      if (!device.slots[slot.value] || device.slots[slot.value]->type >= Value::Type::Saved)
+        fail(stream, "sends nothing");
+      posted.sent.push_back(*device.slots[slot.value]);
+      posted.source = slot;
+      running.complete = !blocking_;
+      posted.senders.push_back(blocking_ ? &stream : nullptr);
+    } else {
+      only(stream, each.outputs);
+      running.complete = false;
+      posted.receivers.push_back(&stream);
+    }
+    if (posted.sent.size() > 1 || posted.receivers.size() > 1)
+      fail(stream, "uses a key that is in use");
+    if (posted.sent.empty() || posted.receivers.empty())
+      return;
+    Stream& receiver = *posted.receivers.front();
+    receiver.running->slots[instruction(receiver).outputs[0].value] = posted.sent.front();
+    receiver.running->complete = true;
+    if (posted.senders.front())
+      posted.senders.front()->running->complete = true;
+    messages_.erase(key);
+  }
+
+  void collective(Stream& stream, const Instruction& each) {
+    stream.running->complete = false;
+    const GroupId group = each.op == Opcode::Commit ? set_.world : each.group;
+    auto& arrived = gatherings_[{group, each.edge.value, each.microbatch}];
+    const auto& members = set_.groups[group.value].devices;
+    if (std::find(members.begin(), members.end(), devices_[stream.device].index) == members.end())
+      fail(stream, "is in a group that the device is not in");
+    arrived.push_back(&stream);
+    if (arrived.size() < members.size())
+      return;
+    const std::vector<Stream*> all = std::move(arrived);
+    gatherings_.erase({group, each.edge.value, each.microbatch});
+    for (Stream* other : all)
+      if (instruction(*other).op != each.op ||
+          (each.op != Opcode::Commit && instruction(*other).buckets != each.buckets))
+        fail(stream, "meets another collective");
+    if (each.op == Opcode::Commit)
+      commit(all);
+    else
+      exchange(all, members, each);
+    for (Stream* other : all)
+      other->running->complete = true;
+  }
+
+  /// The norm: each device counts its parts of its buckets. That nothing changes what it reads
+  /// between its arrival and the last one's is the executor's doing: it reads first.
+  void commit(const std::vector<Stream*>& all) {
+    std::vector<std::vector<int64_t>> counted;
+    for (Stream* stream : all)
+      for (BucketId bucket : instruction(*stream).buckets)
+        for (ParamId param : set_.buckets[bucket.value].params) {
+          const ParamState& held = state(*stream, param);
+          const auto part = static_cast<size_t>(held.rank);
+          counted.push_back({int64_t{param.value}, static_cast<int64_t>(part),
+                             int64_t{term_of(held.grad[part])}});
+        }
+    std::sort(counted.begin(), counted.end());
+    std::vector<int64_t> key = {kNorm};
+    for (const auto& each : counted)
+      key.insert(key.end(), each.begin(), each.end());
+    const uint32_t norm = terms_.of(std::move(key));
+    for (Stream* stream : all)
+      stream->running->norm = norm;
+  }
+
+  void exchange(const std::vector<Stream*>& all, const std::vector<DeviceIndex>& members,
+                const Instruction& each) {
+    if (each.buckets.empty())
+      fail(*all[0], "has no bucket");
+    for (ParamId param : set_.buckets[each.buckets[0].value].params)
+      for (size_t part = 0; part < state(*all[0], param).param.size(); ++part) {
+        Form sum;
+        for (Stream* stream : all)
+          add(sum, state(*stream, param).grad[part]);
+        if (each.op != Opcode::AllReduce && part >= members.size())
+          fail(*all[0], "has fewer members than parts");
+        for (Stream* stream : all) {
+          const DeviceIndex index = devices_[stream->device].index;
+          if (each.op == Opcode::AllGather) {
+            for (Stream* owner : all)
+              if (devices_[owner->device].index == members[part] && owner != stream)
+                stream->running->params[{param.value, part}] = state(*owner, param).param[part];
+          } else if (each.op == Opcode::AllReduce || members[part] == index) {
+            stream->running->grads[{param.value, part}] = sum;
+          }
+        }
+      }
+  }
+
+  std::map<std::string, std::vector<uint32_t>> collect() {
+    std::map<std::string, std::vector<uint32_t>> result;
+    for (const DeviceState& device : devices_) {
+      for (size_t s = 0; s < device.slots.size(); ++s)
+        if (device.slots[s])
+          throw Failure(fmt::format("device {}: s{} is left behind", device.index, s));
+      for (const auto& [param, held] : device.params)
+        for (size_t part = 0; part < held.param.size(); ++part) {
+          const std::string name = fmt::format("{} of device {}, part {}",
+                                               model_.params[param].name, device.index, part);
+          result[name] = {held.param[part]};
+          if (!held.grad[part].empty())
+            result["gradient of " + name] = {term_of(held.grad[part])};
+        }
+      for (const auto& [at, term] : device.applied)
+        result[fmt::format("sum for {}", model_.params[at.first].name)].push_back(term);
+      for (const auto& [microbatch, loss] : device.losses)
+        result[fmt::format("loss @{}", microbatch)].push_back(loss);
+    }
+    for (auto& [name, values] : result)
+      std::sort(values.begin(), values.end());
+    return result;
+  }
+
+  const PlanSet& set_;
+  const ModelSpec& model_;
+  Terms& terms_;
+  const SlotBytes& bytes_;
+  std::mt19937_64 random_;
+  const bool blocking_, hurry_;
+  std::vector<DeviceState> devices_;
+  std::deque<Stream> streams_; ///< never moved
+  std::map<MessageKey, Posted> messages_;
+  std::map<std::tuple<GroupId, uint32_t, int32_t>, std::vector<Stream*>> gatherings_;
+};
+
+} // namespace
+
+SymbolicRun run_symbolically(const PlanSet& plans, const ModelSpec& model, Terms& terms,
+                             uint64_t seed, const SlotBytes& bytes) {
+  return Machine(plans, model, terms, seed, bytes).run();
+}
+
+} // namespace piper::test

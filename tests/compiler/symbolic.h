@@ -1,0 +1,48 @@
+// Runs plan sets on symbols, as the executor runs them on tensors, with streams interleaved
+// adversarially. Written against what the executor does, not against the verifier: it looks at
+// nothing but slots, keys, events and streams, and finds out what comes of them.
+#pragma once
+
+#include "ir/plan.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace piper::test {
+
+/// Symbols, numbered so that equal ones have equal numbers. Share one among all runs that are
+/// compared.
+class Terms {
+public:
+  uint32_t of(std::vector<int64_t> key) {
+    return numbers_.try_emplace(std::move(key), static_cast<uint32_t>(numbers_.size()))
+        .first->second;
+  }
+
+private:
+  std::map<std::vector<int64_t>, uint32_t> numbers_;
+};
+
+struct SymbolicRun {
+  /// Why it didn't end, or what it could not do; empty if it ended.
+  std::string failure;
+  /// What the iteration came to: "first.weight of device 1, part 0" -> the term that is there after
+  /// it, likewise gradients that are left behind; "sum for first.weight" -> the gradients that all
+  /// devices' updates of it applied; "loss @1" -> the losses of all devices.
+  std::map<std::string, std::vector<uint32_t>> result;
+  /// By device, the most bytes that slots and messages on their way from it took at a time.
+  std::map<ir::DeviceIndex, int64_t> peak;
+};
+
+/// Of each role, of each slot.
+using SlotBytes = std::vector<std::vector<int64_t>>;
+
+/// One iteration. The seed chooses the interleaving: which stream gets on, how long an instruction
+/// runs (it reads and allocates when it begins, and writes when it ends), and whether sends block
+/// until they are received.
+SymbolicRun run_symbolically(const ir::PlanSet& plans, const ir::ModelSpec& model, Terms& terms,
+                             uint64_t seed, const SlotBytes& bytes = {});
+
+} // namespace piper::test
