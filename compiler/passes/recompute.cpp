@@ -81,6 +81,9 @@ private:
       again.chunks.push_back(chunk);
       again.outputs.push_back(saved(backward, chunk));
       forward_[forward].dropped.insert(again.outputs.back());
+      const TemporalEdge edge{.before = forward->id};
+      if (std::find(again.after.begin(), again.after.end(), edge) == again.after.end())
+        again.after.push_back(edge);
       for (CallId call : chunk) {
         for (ValueId value : model_.call(call).inputs)
           if (!made.contains(value))

@@ -306,13 +306,17 @@ double Rig::mean_loss(const std::vector<executor::IterationResult>& results) {
 
 std::vector<at::Tensor> Rig::params() {
   std::vector<at::Tensor> params(model_->spec->params.size());
-  for (auto& device : devices_)
-    for (auto& [id, tensor] : *device->parameters()) {
+  for (auto& device : devices_) {
+    const auto held = device->parameters();
+    if (!held.ok())
+      throw std::runtime_error(held.error().to_string());
+    for (const auto& [id, tensor] : *held) {
       if (params[id.value].defined() && !params[id.value].equal(tensor))
         throw std::runtime_error("two devices have different copies of " +
                                  model_->spec->param(id).name);
       params[id.value] = tensor;
     }
+  }
   return params;
 }
 
