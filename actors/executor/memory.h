@@ -56,6 +56,8 @@ public:
 
   int64_t live() const { return live_.load(std::memory_order_relaxed); }
   int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
+  /// From here on `peak` tells of what is held from here on. Not while others allocate.
+  void reset_peak() { peak_.store(live(), std::memory_order_relaxed); }
   /// Those that hold something, largest first.
   std::vector<MemoryHolder> holders() const;
   /// "parameters (1.2 MB), gradients (1.2 MB), …": the `count` largest.

@@ -2,7 +2,6 @@
 
 #include "tools/piper/numbers.h"
 #include "tools/piper/table.h"
-#include "transport/bench.h"
 
 #include <fmt/format.h>
 
@@ -51,7 +50,8 @@ Result<std::vector<transport::BenchRow>> run_rank(ir::DeviceIndex rank, int sock
 
 } // namespace
 
-Result<void> bench_transport(transport::UcxMode mode, std::chrono::milliseconds per_row) {
+Result<std::vector<transport::BenchRow>> measure_transport(transport::UcxMode mode,
+                                                           std::chrono::milliseconds per_row) {
   int sockets[2]; // of packets, so that an address arrives whole
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0)
     return os_error("no socket pair");
@@ -63,16 +63,18 @@ Result<void> bench_transport(transport::UcxMode mode, std::chrono::milliseconds 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     _exit(run_rank(1, sockets[1], mode, per_row).ok() ? 0 : 1);
   }
-  const auto rows = run_rank(0, sockets[0], mode, per_row);
+  auto rows = run_rank(0, sockets[0], mode, per_row);
   close(sockets[0]);
   if (!rows.ok())
     kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  if (!rows.ok())
-    return rows.error();
+  return rows;
+}
 
+Result<void> bench_transport(transport::UcxMode mode, std::chrono::milliseconds per_row) {
+  PIPER_TRY(const auto rows, measure_transport(mode, per_row));
   Table table({"operation", "size", "best us", "median us", "GB/s"});
-  for (const auto& row : *rows)
+  for (const auto& row : rows)
     table.row({row.op, human_bytes(static_cast<double>(row.bytes)),
                fmt::format("{:.2f}", row.best_seconds * 1e6),
                fmt::format("{:.2f}", row.median_seconds * 1e6),

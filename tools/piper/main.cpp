@@ -26,6 +26,8 @@ int main(int argc, char** argv, const Registry& registry) {
   cli::add_ctl(program, exit_code);
   cli::add_worker(program, registry, exit_code);
   cli::add_bench(program, exit_code);
+  cli::add_simulate(program, registry, exit_code);
+  cli::add_profile(program, registry, exit_code);
   try {
     program.parse(argc, argv);
     if (program.get_subcommands().empty()) {

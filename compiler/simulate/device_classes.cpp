@@ -1,0 +1,262 @@
+#include "compiler/simulate/device_classes.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+namespace piper::compiler {
+
+using namespace ir;
+
+namespace {
+
+/// Numbers equal keys alike, in the order in which they come.
+template <class Key> class Numbering {
+public:
+  uint32_t of(Key key) {
+    return numbers_.try_emplace(std::move(key), static_cast<uint32_t>(numbers_.size()))
+        .first->second;
+  }
+  size_t size() const { return numbers_.size(); }
+
+private:
+  std::map<Key, uint32_t> numbers_;
+};
+
+bool is_transfer(Opcode op) {
+  return op == Opcode::Send || op == Opcode::Recv || op == Opcode::SendState ||
+         op == Opcode::RecvState;
+}
+
+/// The transfers and collectives of a role, each kind once.
+struct RoleTraffic {
+  std::vector<const Instruction*> transfers;   ///< one for each pair of groups (or peer device)
+  std::vector<const Instruction*> collectives; ///< one for each way in which links are used
+};
+
+using Key = std::vector<uint64_t>;
+
+class Refinement {
+public:
+  Refinement(const PlanSet& plans, const Cluster& cluster, const Ranks& ranks,
+             CollectivePlans& collectives)
+      : plans_(plans), cluster_(cluster), ranks_(ranks), collectives_(collectives) {
+    for (const auto& [device, role] : plans.devices) {
+      devices_.push_back(device);
+      roles_.push_back(role);
+      index_[device] = static_cast<uint32_t>(index_.size());
+    }
+    for (const Plan& plan : plans.plans)
+      traffic_.push_back(traffic_of(plan));
+  }
+
+  std::vector<uint32_t> run() {
+    std::vector<uint32_t> classes = start();
+    for (size_t count = 0;;) {
+      Numbering<Key> numbers;
+      const std::vector<Key> groups = group_keys(classes), units = unit_keys(classes);
+      std::vector<uint32_t> next(classes.size());
+      for (uint32_t d = 0; d < classes.size(); ++d) {
+        Key key = {classes[d]};
+        const RoleTraffic& traffic = traffic_[roles_[d].value];
+        for (const Instruction* transfer : traffic.transfers)
+          key.push_back(classes[index_.at(ranks_.peer(devices_[d], *transfer))]);
+        for (GroupId group : plans_.roles[roles_[d].value].groups)
+          key.insert(key.end(), groups[group.value].begin(), groups[group.value].end());
+        key.insert(key.end(), units[d].begin(), units[d].end());
+        next[d] = numbers.of(std::move(key));
+      }
+      classes = std::move(next);
+      if (numbers.size() == count)
+        return classes;
+      count = numbers.size();
+    }
+  }
+
+private:
+  RoleTraffic traffic_of(const Plan& plan) {
+    RoleTraffic traffic;
+    std::set<std::tuple<GroupId, GroupId, DeviceIndex>> peers;
+    std::set<const Collective*> plans;
+    for (const Instruction& each : plan.instructions) {
+      if (is_transfer(each.op) && peers.emplace(each.self, each.group, each.device).second)
+        traffic.transfers.push_back(&each);
+      if (is_collective(each.op) && plans.insert(&collective(each)).second)
+        traffic.collectives.push_back(&each);
+    }
+    return traffic;
+  }
+
+  const Collective& collective(const Instruction& each) {
+    return collectives_.of(collective_kind(each.op), each.group, bucket_bytes(plans_, each));
+  }
+
+  /// What does not depend on the classes of others: role, speed, and the links that are used.
+  std::vector<uint32_t> start() {
+    Numbering<Key> numbers;
+    Numbering<double> reals;
+    std::vector<uint32_t> classes;
+    for (uint32_t d = 0; d < devices_.size(); ++d) {
+      const RoleTraffic& traffic = traffic_[roles_[d].value];
+      Key key = {roles_[d].value, reals.of(cluster_.speed_of(devices_[d]))};
+      for (const Instruction* each : traffic.transfers)
+        key.push_back(cluster_.level_between(devices_[d], ranks_.peer(devices_[d], *each)));
+      for (const Instruction* each : traffic.collectives) {
+        const uint32_t rank = ranks_.of(each->group, devices_[d]);
+        for (const Phase& phase : collective(*each).phases) {
+          key.push_back(phase.members[rank].size());
+          for (const PortUse& use : phase.members[rank])
+            key.insert(key.end(), {use.level, reals.of(use.out), reals.of(use.in)});
+        }
+      }
+      classes.push_back(numbers.of(std::move(key)));
+    }
+    return classes;
+  }
+
+  /// How many members of each class a group has.
+  std::vector<Key> group_keys(const std::vector<uint32_t>& classes) const {
+    Numbering<Key> numbers;
+    std::vector<Key> keys;
+    for (const Group& group : plans_.groups) {
+      Key members;
+      for (DeviceIndex device : group.devices)
+        if (auto found = index_.find(device); found != index_.end())
+          members.push_back(classes[found->second]);
+      std::sort(members.begin(), members.end());
+      keys.push_back({numbers.of(std::move(members))});
+    }
+    return keys;
+  }
+
+  /// Of each device: what its units hold, where a unit shares something.
+  std::vector<Key> unit_keys(const std::vector<uint32_t>& classes) const {
+    std::vector<Key> keys(classes.size());
+    for (size_t l = 0; l < cluster_.levels.size(); ++l) {
+      if (cluster_.levels[l].uplink == 0 && cluster_.levels[l].cores == 0)
+        continue;
+      std::map<uint32_t, Key> units;
+      for (uint32_t d = 0; d < classes.size(); ++d)
+        units[cluster_.unit(l, devices_[d])].push_back(classes[d]);
+      Numbering<Key> numbers;
+      std::map<uint32_t, uint32_t> number;
+      for (auto& [unit, members] : units) {
+        std::sort(members.begin(), members.end());
+        number[unit] = numbers.of(members);
+      }
+      for (uint32_t d = 0; d < classes.size(); ++d)
+        keys[d].push_back(number.at(cluster_.unit(l, devices_[d])));
+    }
+    return keys;
+  }
+
+  const PlanSet& plans_;
+  const Cluster& cluster_;
+  const Ranks& ranks_;
+  CollectivePlans& collectives_;
+  std::vector<DeviceIndex> devices_; ///< ascending; what follows is in their order
+  std::vector<RoleId> roles_;
+  std::unordered_map<DeviceIndex, uint32_t> index_;
+  std::vector<RoleTraffic> traffic_; ///< by role
+};
+
+/// Numbers the units that the representatives are in, and counts who shares them.
+void count_units(const PlanSet& plans, const Cluster& cluster, DeviceClasses& classes) {
+  const size_t count = classes.representative.size();
+  for (size_t l = 0; l < cluster.levels.size(); ++l) {
+    std::map<uint32_t, Key> units; // the classes of each unit's devices
+    for (const auto& [device, role] : plans.devices)
+      units[cluster.unit(l, device)].push_back(classes.of.at(device));
+    Numbering<Key> numbers;
+    std::vector<uint32_t>&unit = classes.unit.emplace_back(count),
+    &in_unit = classes.in_unit.emplace_back(count);
+    for (auto& [index, members] : units)
+      std::sort(members.begin(), members.end());
+    for (uint32_t c = 0; c < count; ++c) {
+      const Key& members = units.at(cluster.unit(l, classes.representative[c]));
+      const auto [first, last] = std::equal_range(members.begin(), members.end(), uint64_t{c});
+      in_unit[c] = static_cast<uint32_t>(last - first);
+      unit[c] = numbers.of(members);
+    }
+  }
+}
+
+} // namespace
+
+bool is_collective(Opcode op) {
+  return op == Opcode::AllReduce || op == Opcode::ReduceScatter || op == Opcode::AllGather ||
+         op == Opcode::Gather || op == Opcode::Commit;
+}
+
+CollectiveKind collective_kind(Opcode op) {
+  if (op == Opcode::AllGather || op == Opcode::Gather)
+    return CollectiveKind::AllGather;
+  return op == Opcode::ReduceScatter ? CollectiveKind::ReduceScatter : CollectiveKind::AllReduce;
+}
+
+double bucket_bytes(const PlanSet& plans, const Instruction& instruction) {
+  if (instruction.op == Opcode::Commit)
+    return 8;
+  double bytes = 0;
+  for (BucketId id : instruction.buckets) {
+    const Bucket& bucket = plans.buckets[id.value];
+    bytes += static_cast<double>(bucket.numel * size_of(bucket.dtype));
+  }
+  return bytes;
+}
+
+const Collective& CollectivePlans::of(CollectiveKind kind, GroupId group, double bytes) {
+  const auto& members = plans_.groups[group.value].devices;
+  Algorithm algorithm = algorithm_;
+  if (algorithm ==
+      Algorithm::Auto) { // the choice depends on the size, what it costs a byte doesn't
+    auto [entry, added] = chosen_.try_emplace({kind, group, bytes});
+    if (added)
+      entry->second = plan_collective(cluster_, kind, algorithm, members, bytes, add_).algorithm;
+    algorithm = entry->second;
+  }
+  auto [entry, added] = planned_.try_emplace({kind, group, algorithm});
+  if (added)
+    entry->second = plan_collective(cluster_, kind, algorithm, members);
+  return entry->second;
+}
+
+Ranks::Ranks(const PlanSet& plans) : plans_(plans) {
+  for (uint32_t g = 0; g < plans.groups.size(); ++g)
+    for (uint32_t rank = 0; rank < plans.groups[g].devices.size(); ++rank)
+      ranks_.emplace(uint64_t{g} << 32 | plans.groups[g].devices[rank], rank);
+}
+
+uint32_t Ranks::of(GroupId group, DeviceIndex device) const {
+  return ranks_.at(uint64_t{group.value} << 32 | device);
+}
+
+DeviceIndex Ranks::peer(DeviceIndex device, const Instruction& transfer) const {
+  if (transfer.op == Opcode::SendState || transfer.op == Opcode::RecvState)
+    return transfer.device;
+  return plans_.groups[transfer.group.value].devices[of(transfer.self, device)];
+}
+
+DeviceClasses classify_devices(const PlanSet& plans, const Cluster& cluster, const Ranks& ranks,
+                               CollectivePlans& collectives, bool all) {
+  std::vector<uint32_t> numbers(plans.devices.size());
+  for (uint32_t d = 0; d < numbers.size(); ++d)
+    numbers[d] = d;
+  if (!all)
+    numbers = Refinement(plans, cluster, ranks, collectives).run();
+  DeviceClasses classes;
+  uint32_t at = 0;
+  for (const auto& [device, role] : plans.devices) {
+    const uint32_t number = numbers[at++]; // classes are numbered by their first device
+    if (number == classes.representative.size()) {
+      classes.representative.push_back(device);
+      classes.size.push_back(0);
+    }
+    ++classes.size[number];
+    classes.of[device] = number;
+  }
+  count_units(plans, cluster, classes);
+  return classes;
+}
+
+} // namespace piper::compiler

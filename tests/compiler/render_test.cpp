@@ -1,0 +1,109 @@
+// The pictures of a simulation: that they show what it says.
+#include "compiler/simulate/render.h"
+#include "tests/compiler/models.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+#include <catch2/catch.hpp>
+
+using namespace piper;
+using namespace piper::compiler;
+using namespace piper::ir;
+using namespace piper::test;
+
+namespace {
+
+struct Picture {
+  std::shared_ptr<const ModelSpec> model;
+  PlanSet plans;
+  Simulation simulation;
+};
+
+/// Two stages, two microbatches, F = 1, B = 2, a message takes 1.
+Picture two_stages() {
+  Picture picture;
+  picture.model = chain(2, 2);
+  picture.plans = compile_ok(picture.model, Strategy().schedule("1f1b:2", 2)).plans;
+  CostModel costs;
+  for (const ModelCall& call : picture.model->calls)
+    costs.calls.push_back(call.name == "loss" ? CallCost{}
+                                              : CallCost{.forward = {1, 0}, .backward = {2, 0}});
+  Cluster cluster;
+  cluster.levels = {{.name = "link", .bandwidth = 64}};
+  auto simulation = simulate(picture.plans, *picture.model, costs, cluster);
+  REQUIRE(simulation.ok());
+  picture.simulation = *std::move(simulation);
+  return picture;
+}
+
+size_t count(const std::string& text, const std::string& what) {
+  size_t found = 0;
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1))
+    ++found;
+  return found;
+}
+
+} // namespace
+
+TEST_CASE("the terminal shows each stream as in the schedule's figure") {
+  const Picture picture = two_stages();
+  // 11 and a barrier of an eighth in 89 columns: 8 of them a second.
+  const std::string text = render_terminal(picture.simulation, picture.plans, 89 + 18);
+  CHECK(
+      text ==
+      "device 0 compute  "
+      "0░░░░░░░1░░░░░░░                                0▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓        1▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓─\n"
+      "device 0 recv     "
+      "                                        0───────                1───────\n"
+      "device 1 recv     "
+      "        0───────1───────\n"
+      "device 1 compute  "
+      "                0░░░░░░░0▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓1░░░░░░░1▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓                        ─\n"
+      "                  ░ forward   ▓ backward   ─ communication   "
+      "11.125 s in all\n");
+}
+
+TEST_CASE("the SVG has a shape for every span, and names it") {
+  const Picture picture = two_stages();
+  const std::string svg =
+      render_svg(picture.simulation, picture.plans, picture.model.get(), "1f1b:2 <& more>");
+  size_t spans = 0;
+  for (const Lane& lane : lanes(picture.simulation, picture.plans))
+    spans += lane.spans.size();
+  CHECK(spans == 8 + 4 + 2); // passes, messages, the barrier on both
+  CHECK(count(svg, "<title>") == spans);
+  CHECK(svg.find("<title>F lin0 @1 · 1.000 s to 2.000 s</title>") != std::string::npos);
+  CHECK(svg.find("1f1b:2 &lt;&amp; more&gt;") != std::string::npos);
+  CHECK(svg.find("update") == std::string::npos); // takes no time here: not in the legend
+  CHECK(svg.starts_with("<svg "));
+  CHECK(svg.ends_with("</svg>\n"));
+}
+
+TEST_CASE("the trace holds every span and message") {
+  const Picture picture = two_stages();
+  const auto trace =
+      nlohmann::json::parse(render_trace(picture.simulation, picture.plans, picture.model.get()));
+  const auto& events = trace.at("traceEvents");
+  const auto with_phase = [&](const char* phase) {
+    return std::count_if(events.begin(), events.end(),
+                         [&](const auto& event) { return event.at("ph") == phase; });
+  };
+  CHECK(with_phase("X") == static_cast<ptrdiff_t>(picture.simulation.spans.size()));
+  CHECK(with_phase("s") == 4);
+  CHECK(with_phase("f") == 4);
+  const auto found = std::find_if(events.begin(), events.end(), [](const auto& event) {
+    return event.at("name") == "F lin0 @1";
+  });
+  REQUIRE(found != events.end());
+  CHECK(found->at("ts") == 1e6);
+  CHECK(found->at("dur") == 1e6);
+  CHECK(found->at("cat") == "forward");
+}
+
+TEST_CASE("seconds for people") {
+  CHECK(format_seconds(1.5) == "1.500 s");
+  CHECK(format_seconds(0.00125) == "1.250 ms");
+  CHECK(format_seconds(4.5e-6) == "4.50 us");
+}
