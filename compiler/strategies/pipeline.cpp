@@ -1,7 +1,5 @@
 #include "compiler/strategies/strategies.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <string>
 
@@ -32,6 +30,17 @@ std::vector<int64_t> split_microbatches(const ScheduleTable& table, int stage) {
   return microbatches;
 }
 
+/// The microbatches that pass a stage on a rank.
+std::vector<int64_t> microbatches_of(const ScheduleTable& table, int rank, int stage) {
+  std::vector<int64_t> microbatches;
+  for (const Step& step : table.rows()[rank])
+    for (const Action& action : step.actions())
+      if (action.stage == stage && action.pass == 'F')
+        microbatches.push_back(action.microbatch);
+  std::sort(microbatches.begin(), microbatches.end());
+  return microbatches;
+}
+
 /// The devices of a rank: rank r, replica i is device r * replicas + i.
 std::vector<DeviceIndex> devices_of(int rank, int replicas) {
   std::vector<DeviceIndex> devices;
@@ -58,18 +67,18 @@ Result<Strategy> pipeline(const PipelineShape& shape, const ScheduleTable& table
   }
   for (int s = 0; s < table.stages(); ++s) {
     const std::vector<int> ranks = table.ranks_of(s);
-    if (ranks.size() > 1)
-      return user_error(
-          fmt::format("stage {} runs on ranks {} and {}, each with its own share of the "
-                      "microbatches and a copy of the parameters, which no directive can say yet",
-                      s, ranks[0], ranks[1]),
-          "", "use dualpipev, which runs the same passes with one copy");
-    const std::vector<DeviceIndex> devices = devices_of(ranks[0], shape.replicas);
-    if (shape.replicas == 1)
-      strategy.place({{"stage", s}}, devices);
-    else
-      strategy.replicate(Replicate{
-          .filter = {{"stage", s}}, .devices = devices, .shard_optimizer = shape.shard_optimizer});
+    for (int rank : ranks) {
+      Filter filter{{"stage", s}};
+      if (ranks.size() > 1)
+        filter.add({"MB", microbatches_of(table, rank, s)});
+      const std::vector<DeviceIndex> devices = devices_of(rank, shape.replicas);
+      if (shape.replicas == 1)
+        strategy.place(std::move(filter), devices);
+      else
+        strategy.replicate(Replicate{.filter = std::move(filter),
+                                     .devices = devices,
+                                     .shard_optimizer = shape.shard_optimizer});
+    }
   }
   for (int s = 0; s < table.stages(); ++s) {
     std::vector<int64_t> split = split_microbatches(table, s);

@@ -126,18 +126,12 @@ std::vector<int> ScheduleTable::ranks_of(int stage) const {
   return ranks;
 }
 
-bool ScheduleTable::splits_backward(int stage) const {
-  for (const auto& row : rows_)
-    for (const Step& step : row)
-      for (const Action& action : step.actions())
-        if (action.stage == stage && action.pass == 'I')
-          return true;
-  return false;
-}
-
 Result<void> ScheduleTable::check() const {
   if (stages_ == 0)
     return user_error("the schedule is empty", "", "a row a rank, such as 0F0,0B0");
+  for (size_t rank = 0; rank < rows_.size(); ++rank)
+    if (rows_[rank].empty())
+      return user_error(fmt::format("rank {} has nothing to run", rank), "", "leave out its row");
   PIPER_TRY(const Places places, find_places(rows_));
   for (int stage = 0; stage < stages_; ++stage)
     for (int64_t microbatch = 0; microbatch < microbatches_; ++microbatch) {

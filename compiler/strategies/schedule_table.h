@@ -70,17 +70,16 @@ public:
   /// The ranks that run a stage. More than one: each has a copy of the stage's parameters, and a
   /// microbatch passes the stage on one of them.
   std::vector<int> ranks_of(int stage) const;
-  /// Whether the stage's backward is ever cut into I and W.
-  bool splits_backward(int stage) const;
 
-  /// Every stage has F, and B or else I and W, of every microbatch once, on one rank, and the rows
-  /// can be run to their end. A User error says which rank cannot go on, at which action, and why.
+  /// Every stage has F, and B or else I and W, of every microbatch once, on one rank; every rank
+  /// has something to run, and the rows can be run to their end. A User error says which rank
+  /// cannot go on, at which action, and why.
   Result<void> check() const;
   /// The times of a table whose rows can be run to their end; else the error of `check`.
   Result<ScheduleTiming> evaluate(const Durations& durations = {}) const;
 
   /// A picture: a line a rank, a column a unit of time, `.` where a rank is idle. Parses back.
-  ///   rank 0: 0F0 0F1 .   .   .   .   0B0---- 0B1----
+  ///   rank 0: 0F0 0F1 .   .   0B0---- .   0B1----
   ///   rank 1: .   1F0 1B0---- 1F1 1B1----
   std::string to_text() const;
   static Result<ScheduleTable> parse(std::string_view text);
@@ -88,8 +87,8 @@ public:
   /// PyTorch's file (torch.distributed.pipelining, `_PipelineScheduleRuntime`): one row a rank, one
   /// action a cell, a pair as (0F7;7B3)OVERLAP_F_B. Written without idle slots and without
   /// communication ("compute_only"); both forms are read. Of the communication in a file only the
-  /// sense is checked (nothing is sent, reduced or resharded before it is made, nor received after
-  /// it is used): the compiler puts in its own. `file` is for errors, which have row and column.
+  /// sense is checked (nothing is sent or reduced before it is made, nor received after it is
+  /// used): the compiler puts in its own. `file` is for errors, which have row and column.
   std::string to_csv() const;
   static Result<ScheduleTable> parse_csv(std::string_view csv, const std::string& file = {});
 

@@ -26,9 +26,10 @@ struct PipelineShape {
 Result<ir::Strategy> build_strategy(const ir::ModelSpec& model, const ir::Schedule& schedule);
 
 /// The directives of a pipeline: calls cut into stages of even cost, a tag `stage`, a place or
-/// replicate a stage, its backward split where the table has halves, an order a rank, an overlap a
-/// pair, each stage's pass fused into one instruction. The W of a stage without parameters is left
-/// out. Errors: those of the table's `check`; a stage on several ranks.
+/// replicate a stage (by microbatches where it is on several ranks), its backward split where the
+/// table has halves, an order a rank, an overlap a pair, each stage's pass fused into one
+/// instruction. The W of a stage without parameters is left out. Errors: those of the table's
+/// `check`, and too few calls.
 Result<ir::Strategy> pipeline(const PipelineShape& shape, const ScheduleTable& table);
 /// The table behind the orders of an expanded strategy, one a rank: the inverse of `pipeline`. A
 /// User error if they name anything but passes of microbatches through stages.

@@ -100,7 +100,16 @@ TEST_CASE("a parameter that nothing places") {
                                 Contains("parameter d.weight would be held nowhere"));
 }
 
-TEST_CASE("a pass or a microbatch placed apart") {
+TEST_CASE("a pass placed apart, or a microbatch nowhere") {
+  CHECK_THAT(error_of(R"([{"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 2},
+                          {"op": "place", "filter": {"MB": 1}, "devices": [0]}])")
+                 .message,
+             Contains("no directive places a of microbatch 0"));
+  CHECK_THAT(error_of(R"([{"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 2},
+                          {"op": "place", "filter": {"MB": 1}, "devices": [0]},
+                          {"op": "place", "filter": {}, "devices": [1]}])")
+                 .message,
+             Contains("'a' is placed on [1] here and on [0] by directive 1 (place)"));
   CHECK_THAT(error_of(R"([{"op": "place", "filter": {"PASS": "B"}, "devices": [0]}])").message,
              Contains("places only a part of a call"));
 }

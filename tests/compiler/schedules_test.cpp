@@ -301,6 +301,8 @@ TEST_CASE("what check says of a table that is no schedule") {
       Contains("rank 0, step 1: 0B0 can never start: it needs 1B0, which rank 1 runs at step "
                "2, but it gets no further than step 1"));
   CHECK_THAT(check_error("").message, Contains("the schedule is empty"));
+  CHECK_THAT(check_error("rank 0: 0F0 0B0\nrank 1:").message,
+             Contains("rank 1 has nothing to run"));
 }
 
 TEST_CASE("the text form, read by people and by us") {
