@@ -19,8 +19,7 @@ Result<Strategy> expand_schedules(const ModelSpec& model, const Strategy& strate
     auto made = build_strategy(model, *schedule);
     if (!made.ok()) {
       Error error = std::move(made).error();
-      if (error.where.empty())
-        error.where = strategy.describe(d);
+      error.where = strategy.describe(d) + (error.where.empty() ? "" : ", " + error.where);
       return error;
     }
     for (Directive& part : made->directives)

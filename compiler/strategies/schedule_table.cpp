@@ -218,14 +218,24 @@ Result<ScheduleTiming> ScheduleTable::evaluate(const Durations& durations) const
       }
   }
 
+  // Of the ranks that are stuck, rather one that is so by its own row than one that waits for it.
+  std::optional<Error> stuck;
   for (size_t rank = 0; rank < ranks; ++rank) {
     const Place here{static_cast<int>(rank), timing.start[rank].size()};
     if (here.step == rows_[rank].size())
       continue;
     const Step& step = rows_[rank][here.step];
     double ready = 0;
-    return cannot_start(step, here, *missing(step, ready), places, timing);
+    const Action need = *missing(step, ready);
+    const auto at = places.find(need);
+    const bool own = at == places.end() || at->second.rank == here.rank;
+    if (own || !stuck)
+      stuck = cannot_start(step, here, need, places, timing);
+    if (own)
+      break;
   }
+  if (stuck)
+    return *stuck;
   timing.makespan = *std::max_element(clock.begin(), clock.end());
   for (size_t rank = 0; rank < ranks; ++rank) {
     const double first = timing.start[rank].empty() ? 0 : timing.start[rank].front();

@@ -52,6 +52,11 @@ Result<ir::Strategy> read_csv(const std::string& path, int64_t microbatches) {
   std::stringstream content;
   content << file.rdbuf();
   PIPER_TRY(const auto table, compiler::ScheduleTable::parse_csv(content.str(), path));
+  if (auto checked = table.check(); !checked.ok()) {
+    Error error = std::move(checked).error();
+    error.where = error.where.empty() ? path : fmt::format("{}, {}", path, error.where);
+    return error;
+  }
   ir::Schedule schedule{.expression = "table", .microbatches = microbatches};
   std::istringstream rows(table.to_csv());
   for (std::string row; std::getline(rows, row);)
