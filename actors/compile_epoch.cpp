@@ -9,15 +9,6 @@
 namespace piper::actors {
 namespace {
 
-/// The devices whose plan hands out a loss, by rank.
-std::vector<DeviceIndex> loss_order(const ir::PlanSet& plans) {
-  for (const ir::Plan& plan : plans.plans)
-    for (const ir::Instruction& instruction : plan.instructions)
-      if (instruction.op == ir::Opcode::Loss)
-        return plans.groups[instruction.self.value].devices;
-  return {};
-}
-
 std::vector<std::pair<uint32_t, DeviceIndex>> first_holders(const ir::PlanSet& plans) {
   std::map<uint32_t, DeviceIndex> first;
   for (const ir::Bucket& bucket : plans.buckets)
@@ -69,7 +60,7 @@ Result<ir::PlanSet> compile_plans(std::shared_ptr<const ir::ModelSpec> model,
   report.summary.epoch = epoch;
   for (const auto& [device, role] : train.plans.devices)
     report.summary.roles[device] = train.plans.roles[role.value].name;
-  report.summary.loss_order = loss_order(train.plans);
+  report.summary.loss_order = train.plans.loss_order();
   report.summary.owners = first_holders(train.plans);
   return std::move(train.plans);
 }

@@ -347,11 +347,13 @@ void CoordinatorState::complete_front(Time now, uint64_t end) {
 
 void CoordinatorState::complete(Time now, Entry entry) {
   auto loss = [&] {
-    std::vector<std::vector<double>> by_rank;
-    for (DeviceIndex device : entry.loss_order)
-      if (auto found = entry.reports.find(device); found != entry.reports.end())
-        by_rank.push_back(found->second.losses);
-    return combine_losses(by_rank);
+    std::vector<std::vector<double>> losses(entry.loss_order.size());
+    for (size_t m = 0; m < losses.size(); ++m)
+      for (DeviceIndex device : entry.loss_order[m])
+        if (auto found = entry.reports.find(device);
+            found != entry.reports.end() && m < found->second.losses.size())
+          losses[m].push_back(found->second.losses[m]);
+    return combine_losses(losses);
   };
   switch (entry.op.kind) {
   case OpKind::Run: {

@@ -178,7 +178,7 @@ private:
     Op op;
     std::set<DeviceIndex> waiting;
     std::map<DeviceIndex, OpReport> reports;
-    std::vector<DeviceIndex> loss_order;
+    std::vector<std::vector<DeviceIndex>> loss_order; ///< as of EpochSummary
     std::optional<Ask> ask; ///< that it answers; Evaluate without one belongs to a step
     bool last = true;       ///< that answers it, or ends the step's evaluation
   };

@@ -42,19 +42,16 @@ const char* to_string(OpKind kind) {
 }
 
 double combine_losses(const std::vector<std::vector<double>>& losses) {
-  size_t microbatches = 0;
-  for (const auto& of_rank : losses)
-    microbatches = std::max(microbatches, of_rank.size());
   double sum = 0;
-  for (size_t m = 0; m < microbatches; ++m) {
+  int64_t microbatches = 0;
+  for (const auto& of_ranks : losses) {
+    if (of_ranks.empty())
+      continue;
     double over_ranks = 0;
-    int ranks = 0;
-    for (const auto& of_rank : losses)
-      if (m < of_rank.size()) {
-        over_ranks += of_rank[m];
-        ++ranks;
-      }
-    sum += over_ranks / ranks;
+    for (double loss : of_ranks)
+      over_ranks += loss;
+    sum += over_ranks / static_cast<double>(of_ranks.size());
+    ++microbatches;
   }
   return microbatches ? sum / static_cast<double>(microbatches) : 0;
 }

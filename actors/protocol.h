@@ -82,7 +82,7 @@ struct OpReport {
   Epoch epoch = 0;
   bool ok = true;
   Error error;
-  std::vector<double> losses; ///< of each microbatch; empty if the loss is not computed there
+  std::vector<double> losses; ///< of each microbatch; 0 or left out if it is not computed there
   double grad_norm = 0;
   double busy_seconds = 0, idle_seconds = 0;
   uint64_t bytes_sent = 0;                           ///< during the operation
@@ -95,8 +95,9 @@ struct EpochSummary {
   Epoch epoch = 0;
   std::string strategy;
   double compile_seconds = 0;
-  std::map<DeviceIndex, std::string> roles;             ///< of each device that takes part
-  std::vector<DeviceIndex> loss_order;                  ///< those that report a loss, by rank
+  std::map<DeviceIndex, std::string> roles; ///< of each device that takes part
+  /// Of each microbatch, the devices that report its loss, by rank.
+  std::vector<std::vector<DeviceIndex>> loss_order;
   std::vector<std::pair<uint32_t, DeviceIndex>> owners; ///< of each parameter, its first holder
 };
 
@@ -111,7 +112,8 @@ struct CompileReport {
 };
 
 /// Mean over the ranks that report a microbatch, in rank order, then over the microbatches, in
-/// order; each a left fold, then one division. `losses[r][m]` is of rank r and microbatch m.
+/// order; each a left fold, then one division. `losses[m]` are the reports of microbatch m; one
+/// without any does not count.
 double combine_losses(const std::vector<std::vector<double>>& losses);
 
 } // namespace piper::actors

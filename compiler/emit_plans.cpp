@@ -181,7 +181,7 @@ private:
       if (auto before = instruction_of_.find(edge.before); before != instruction_of_.end())
         depends.push_back(before->second);
 
-    const bool keeps = node.id.op == Op::Forward || node.id.op == Op::Recompute;
+    const bool keeps = goes_forward(node.id.op);
     if ((keeps && kind_ == PlanKind::Train) || node.id.op == Op::BackwardInput)
       for (const auto& chunk : node.chunks) {
         const ValueRef kept{.kind = keeps ? ValueKind::Saved : ValueKind::Deferred,

@@ -49,6 +49,10 @@ constexpr bool is_compute(Op op) {
   return op == Op::Forward || op == Op::Recompute || op == Op::Backward ||
          op == Op::BackwardInput || op == Op::BackwardWeight;
 }
+/// What computes activations.
+constexpr bool goes_forward(Op op) {
+  return op == Op::Forward || op == Op::Recompute;
+}
 /// What works on a bucket.
 constexpr bool is_bucket_op(Op op) {
   return op == Op::AllReduce || op == Op::ReduceScatter || op == Op::Update ||

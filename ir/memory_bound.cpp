@@ -102,7 +102,7 @@ private:
     if (each.chunks.empty())
       return 0;
     const int64_t rows = set_.rows(each.self);
-    const bool is_forward = each.op == Opcode::Forward || each.op == Opcode::Recompute;
+    const bool is_forward = goes_forward(each.op);
     int64_t most = 0, between = 0;
     for (uint32_t c = 0; c < each.chunks.size(); ++c)
       for (CallId call : each.chunks[c]) {

@@ -65,6 +65,15 @@ int PlanSet::rank_in(GroupId group, DeviceIndex device) const {
   return found == members.end() ? -1 : static_cast<int>(found - members.begin());
 }
 
+std::vector<std::vector<DeviceIndex>> PlanSet::loss_order() const {
+  std::vector<std::vector<DeviceIndex>> order(microbatches);
+  for (const Plan& plan : plans)
+    for (const Instruction& i : plan.instructions)
+      if (i.op == Opcode::Loss)
+        order[std::max(0, i.microbatch)] = groups[i.self.value].devices;
+  return order;
+}
+
 int64_t PlanSet::rows(GroupId group) const {
   const int64_t rows = batch / microbatches;
   const Group& members = groups[group.value];

@@ -87,6 +87,9 @@ constexpr bool is_bucket_op(Opcode op) {
 constexpr bool is_compute(Opcode op) {
   return is_node(op) && is_compute(static_cast<Op>(op));
 }
+constexpr bool goes_forward(Opcode op) {
+  return is_node(op) && goes_forward(static_cast<Op>(op));
+}
 constexpr bool goes_backward(Opcode op) {
   return is_node(op) && goes_backward(static_cast<Op>(op));
 }
@@ -164,6 +167,8 @@ struct PlanSet {
   RoleId role_of(DeviceIndex device) const; ///< none for an idle device
   /// The rank of the device in the group, -1 if it is no member.
   int rank_in(GroupId group, DeviceIndex device) const;
+  /// Of each microbatch, the devices that compute its loss, by rank.
+  std::vector<std::vector<DeviceIndex>> loss_order() const;
   /// Rows that one device of the group works on in one microbatch, and the first of them in the
   /// global batch.
   int64_t rows(GroupId group) const;

@@ -105,7 +105,7 @@ Strategy& Strategy::tag(Filter filter, std::string tag_name, int64_t index) {
   return add(TagCalls{std::move(filter), std::move(tag_name), index});
 }
 Strategy& Strategy::schedule(std::string expression, int64_t microbatches) {
-  return add(Schedule{std::move(expression), microbatches});
+  return add(Schedule{std::move(expression), microbatches, {}});
 }
 
 std::string Origin::to_string() const {

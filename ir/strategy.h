@@ -131,6 +131,9 @@ struct TagCalls {
 struct Schedule {
   std::string expression;
   int64_t microbatches = 0; ///< of the global batch; 0: as many as the builder thinks best
+  /// What "table" in the expression stands for: a pipeline schedule as rows of PyTorch's CSV, one a
+  /// rank ("0F0,0F1,0B0,0B1").
+  std::vector<std::string> table;
   bool operator==(const Schedule&) const = default;
 };
 

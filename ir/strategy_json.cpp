@@ -100,6 +100,8 @@ Json json_of(const DirectiveBody& body) {
                    out["name"] = d.expression;
                    if (d.microbatches)
                      out["microbatches"] = d.microbatches;
+                   if (!d.table.empty())
+                     out["table"] = d.table;
                  },
              },
              body);

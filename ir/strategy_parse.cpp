@@ -157,6 +157,15 @@ public:
       fail_type(key_, "a string", value);
     return value.get<std::string>();
   }
+  std::vector<std::string> strings(const char* key) const {
+    const Json& list = get({key});
+    std::vector<std::string> out;
+    if (!list.is_array())
+      fail_type(key, "a list of strings", list);
+    for (const Json& each : list)
+      out.push_back(as_string(each));
+    return out;
+  }
   bool boolean(const char* key) const {
     const Json* found = find({key});
     if (found && !found->is_boolean())
@@ -318,10 +327,12 @@ DirectiveBody read_body(const std::string& op, const Fields& in) {
                     in.integer(in.get({"index"}), INT64_MIN, "a number")};
   }
   if (op == "schedule") {
-    in.allow_only({"name", "microbatches"});
+    in.allow_only({"name", "microbatches", "table"});
     Schedule out{.expression = in.string("name")};
     if (const Json* count = in.find({"microbatches"}))
       out.microbatches = in.integer(*count, 0, "a number of 0 or more");
+    if (in.find({"table"}))
+      out.table = in.strings("table");
     return out;
   }
   for (const Unavailable& each : kUnavailable)

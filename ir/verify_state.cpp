@@ -120,7 +120,7 @@ private:
     if (!view_.is_member(bucket.group))
       return view_.wrong(all_[i], fmt::format("the role does not hold bucket {} of parameter {}",
                                               bucket.name, facts_.model.param(param).name));
-    if (all_[i].op == Opcode::Forward || all_[i].op == Opcode::Recompute) {
+    if (goes_forward(all_[i].op)) {
       if (!order_.before(i, its.update)) // of sharded ones, also before they are let go
         return view_.wrong(all_[i],
                            fmt::format("{} does not wait for it, though it reads bucket {}",

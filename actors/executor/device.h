@@ -48,7 +48,8 @@ struct DeviceOptions {
 
 struct IterationResult {
   int64_t iteration = 0;
-  /// Mean loss of each microbatch over this device's rows; empty if the loss is not computed here.
+  /// Mean loss of each microbatch over this device's rows; 0 or left out where it is not computed
+  /// here.
   std::vector<double> losses;
   double grad_norm = 0;    ///< global, before clipping; 0 if clipping is off
   double busy_seconds = 0; ///< the compute streams ran instructions

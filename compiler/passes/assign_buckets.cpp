@@ -32,14 +32,23 @@ struct Replication {
   int32_t directive = -1;
 };
 
-/// Where each call runs, read off the graph.
-std::vector<GroupId> groups_of_calls(const Graph& graph) {
-  std::vector<GroupId> groups(graph.model->calls.size());
+/// Where calls run, in ascending order. Several groups: each runs some of the microbatches.
+using Homes = std::vector<GroupId>;
+
+void add_once(Homes& homes, GroupId group) {
+  const auto at = std::lower_bound(homes.begin(), homes.end(), group);
+  if (at == homes.end() || *at != group)
+    homes.insert(at, group);
+}
+
+/// The homes of each call, read off the graph.
+std::vector<Homes> homes_of_calls(const Graph& graph) {
+  std::vector<Homes> homes(graph.model->calls.size());
   for (const RegionPtr& region : graph.regions)
     for (const Node& node : region->nodes())
       if (node.id.op == Op::Forward)
-        groups[node.id.subject] = node.id.at;
-  return groups;
+        add_once(homes[node.id.subject], node.id.at);
+  return homes;
 }
 
 Result<std::vector<Replication>> replications(const Graph& graph) {
@@ -69,6 +78,18 @@ GroupId intern_group(Graph& graph, std::vector<DeviceIndex> devices, bool replic
   return GroupId(graph.groups.size() - 1);
 }
 
+/// All devices of the groups, as one.
+GroupId intern_union(Graph& graph, const Homes& homes) {
+  if (homes.size() == 1)
+    return homes.front();
+  std::vector<DeviceIndex> devices;
+  for (GroupId group : homes)
+    for (DeviceIndex device : graph.groups[group.value].devices)
+      if (std::find(devices.begin(), devices.end(), device) == devices.end())
+        devices.push_back(device);
+  return intern_group(graph, std::move(devices), false);
+}
+
 /// Adds buckets, one for each element type among `params`.
 void add_buckets(Graph& graph, const std::string& name, GroupId group, Sharding sharding,
                  const std::vector<ParamId>& params) {
@@ -95,7 +116,7 @@ void add_buckets(Graph& graph, const std::string& name, GroupId group, Sharding 
   }
 }
 
-Result<void> make_buckets(Graph& graph, const std::vector<GroupId>& of_call) {
+Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
   const ModelSpec& model = *graph.model;
   PIPER_TRY(std::vector<Replication> replication, replications(graph));
 
@@ -105,29 +126,28 @@ Result<void> make_buckets(Graph& graph, const std::vector<GroupId>& of_call) {
     for (ParamId param : model.calls[c].params)
       users[param.value].push_back(CallId(c));
   auto holders = [&](ParamId param) {
-    std::vector<GroupId> groups;
+    Homes groups;
     for (CallId call : users[param.value])
-      if (std::find(groups.begin(), groups.end(), of_call[call.value]) == groups.end())
-        groups.push_back(of_call[call.value]);
+      for (GroupId group : homes_of[call.value])
+        add_once(groups, group);
     return groups;
   };
 
   // Runs of calls that reduce together: by size, then merged where `fuse` says so.
   struct Run {
-    GroupId group;
+    Homes homes;
     std::vector<CallId> calls;
   };
+  std::map<Homes, std::vector<CallId>> calls_at;
+  for (size_t c = 0; c < homes_of.size(); ++c)
+    calls_at[homes_of[c]].push_back(CallId(c));
   std::vector<Run> runs;
-  for (size_t g = 0; g < graph.groups.size(); ++g) {
-    std::vector<CallId> calls;
+  for (const auto& [homes, calls] : calls_at) {
     double bucket_mb = 0;
-    for (size_t c = 0; c < of_call.size(); ++c)
-      if (of_call[c] == GroupId(g)) {
-        calls.push_back(CallId(c));
-        bucket_mb = std::max(bucket_mb, replication[c].bucket_mb);
-      }
+    for (CallId call : calls)
+      bucket_mb = std::max(bucket_mb, replication[call.value].bucket_mb);
     for (auto& run : cut_buckets(model, calls, bucket_mb))
-      runs.push_back({GroupId(g), std::move(run)});
+      runs.push_back({homes, std::move(run)});
   }
   const Strategy& strategy = *graph.strategy;
   for (size_t d = 0; d < strategy.directives.size(); ++d) {
@@ -137,12 +157,12 @@ Result<void> make_buckets(Graph& graph, const std::vector<GroupId>& of_call) {
       continue;
     PIPER_TRY(std::vector<CallId> calls, select_calls(graph, d, fuse->filter));
     const std::set<CallId> matched(calls.begin(), calls.end());
-    std::map<GroupId, Run*> target;
+    std::map<Homes, Run*> target;
     for (Run& run : runs) {
       if (!std::all_of(run.calls.begin(), run.calls.end(),
                        [&](CallId call) { return matched.contains(call); }))
         continue;
-      auto [entry, first] = target.try_emplace(run.group, &run);
+      auto [entry, first] = target.try_emplace(run.homes, &run);
       if (first)
         continue;
       auto& into = entry->second->calls;
@@ -163,7 +183,7 @@ Result<void> make_buckets(Graph& graph, const std::vector<GroupId>& of_call) {
       sharding = sharding & replication[call.value].sharding;
       for (ParamId param : model.call(call).params) {
         // A parameter goes where its first user is, unless others hold it too.
-        if (holders(param).size() > 1)
+        if (holders(param) != run.homes)
           tied.push_back(param);
         else if (users[param.value].front() == call &&
                  std::find(params.begin(), params.end(), param) == params.end())
@@ -174,9 +194,12 @@ Result<void> make_buckets(Graph& graph, const std::vector<GroupId>& of_call) {
       continue;
     const std::string& first = names[segments[run.calls.front().value]];
     const std::string& last = names[segments[run.calls.back().value]];
-    if (graph.groups[run.group.value].devices.size() == 1)
+    const GroupId group = intern_union(graph, run.homes);
+    if (graph.groups[group.value].devices.size() == 1)
       sharding = {};
-    add_buckets(graph, first == last ? first : first + ".." + last, run.group, sharding, params);
+    else if (run.homes.size() > 1)
+      sharding = {.optimizer = sharding.optimizer}; // as tied ones, below
+    add_buckets(graph, first == last ? first : first + ".." + last, group, sharding, params);
   }
 
   // One logical parameter on several groups: a bucket over all who hold it, so that its gradients
@@ -184,29 +207,25 @@ Result<void> make_buckets(Graph& graph, const std::vector<GroupId>& of_call) {
   std::sort(tied.begin(), tied.end());
   tied.erase(std::unique(tied.begin(), tied.end()), tied.end());
   for (ParamId param : tied) {
-    std::vector<DeviceIndex> devices;
-    for (GroupId group : holders(param))
-      for (DeviceIndex device : graph.groups[group.value].devices)
-        if (std::find(devices.begin(), devices.end(), device) == devices.end())
-          devices.push_back(device);
     // Its holders use it at different times, so that none can gather it for all.
     const bool shard =
         std::all_of(users[param.value].begin(), users[param.value].end(),
                     [&](CallId call) { return replication[call.value].sharding.optimizer; });
-    add_buckets(graph, "tied:" + model.param(param).name,
-                intern_group(graph, std::move(devices), false), {.optimizer = shard}, {param});
+    add_buckets(graph, "tied:" + model.param(param).name, intern_union(graph, holders(param)),
+                {.optimizer = shard}, {param});
   }
   return {};
 }
 
 /// The nodes of one iteration that work on a bucket, and what Commit waits for.
-void add_bucket_nodes(Graph& graph, const std::vector<GroupId>& of_call) {
+void add_bucket_nodes(Graph& graph) {
   const ModelSpec& model = *graph.model;
-  std::vector<bool> adds(model.calls.size()); // has a Backward that adds to gradients
+  std::vector<std::vector<ValueRef>> made(model.calls.size()); // gradients of a call's parameters
   for (const RegionPtr& region : graph.regions)
     for (const Node& node : region->nodes())
-      if (adds_to_gradients(node.id.op))
-        adds[node.id.subject] = true;
+      for (const ValueRef& ref : node.outputs)
+        if (ref.kind == ValueKind::WeightGrad)
+          made[ref.subject].push_back(ref);
 
   std::vector<DeviceIndex> devices;
   for (const Group& group : graph.groups)
@@ -230,16 +249,10 @@ void add_bucket_nodes(Graph& graph, const std::vector<GroupId>& of_call) {
     const auto subject = static_cast<uint32_t>(b);
     std::set<CallId> calls;
     for (ParamId param : bucket.params)
-      for (CallId call : users[param.value])
-        if (adds[call.value])
-          calls.insert(call);
+      calls.insert(users[param.value].begin(), users[param.value].end());
     std::vector<ValueRef> grads;
     for (CallId call : calls)
-      for (int32_t m = 0; m < graph.microbatches; ++m)
-        grads.push_back({.kind = ValueKind::WeightGrad,
-                         .subject = call.value,
-                         .microbatch = m,
-                         .at = of_call[call.value]});
+      grads.insert(grads.end(), made[call.value].begin(), made[call.value].end());
 
     std::vector<Node> nodes;
     if (graph.groups[bucket.group.value].devices.size() > 1) {
@@ -278,10 +291,9 @@ void add_bucket_nodes(Graph& graph, const std::vector<GroupId>& of_call) {
 
 Result<Graph> assign_buckets(const CompileOptions& options, const Graph& placed) {
   Graph graph = placed;
-  const std::vector<GroupId> of_call = groups_of_calls(placed);
-  PIPER_CHECK_OK(make_buckets(graph, of_call));
+  PIPER_CHECK_OK(make_buckets(graph, homes_of_calls(placed)));
   if (options.kind == PlanKind::Train)
-    add_bucket_nodes(graph, of_call);
+    add_bucket_nodes(graph);
   return graph;
 }
 

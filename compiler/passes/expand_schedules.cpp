@@ -16,11 +16,10 @@ Result<Strategy> expand_schedules(const ModelSpec& model, const Strategy& strate
       expanded.directives.push_back(directive);
       continue;
     }
-    auto made = build_strategy(model, schedule->expression, schedule->microbatches);
+    auto made = build_strategy(model, *schedule);
     if (!made.ok()) {
       Error error = std::move(made).error();
-      if (error.where.empty())
-        error.where = strategy.describe(d);
+      error.where = strategy.describe(d) + (error.where.empty() ? "" : ", " + error.where);
       return error;
     }
     for (Directive& part : made->directives)

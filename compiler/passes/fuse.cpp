@@ -189,7 +189,7 @@ std::vector<ValueRef> Fuser::outer_parts(const Microbatch& m, int32_t mb, uint32
                        .subject = value,
                        .part = readers[i].value,
                        .microbatch = mb,
-                       .at = selector_.group(readers[i])});
+                       .at = selector_.group(mb, readers[i])});
     parts.back().part = readers[i].value;
     last = run;
   }
@@ -204,7 +204,7 @@ ValueRef Fuser::outer_gradient(const Microbatch& m, int32_t mb, uint32_t value) 
           .subject = value,
           .microbatch = mb,
           .at = parts.size() == 1 ? parts.front().at
-                                  : selector_.group(model_.values[value].producer)};
+                                  : selector_.group(mb, model_.values[value].producer)};
 }
 
 /// Temporal edges of all members, with merged nodes under their new names.

@@ -10,7 +10,7 @@ namespace piper::compiler {
 using namespace ir;
 
 NodeSelector::NodeSelector(const Graph& graph)
-    : graph_(graph), calls_in_model_(graph.model->calls.size()), group_of_call_(calls_in_model_) {
+    : graph_(graph), calls_in_model_(graph.model->calls.size()) {
   for (auto& nodes : nodes_)
     nodes.resize(graph.microbatches * calls_in_model_);
   for (const RegionPtr& region : graph.regions)
@@ -19,7 +19,6 @@ NodeSelector::NodeSelector(const Graph& graph)
         continue;
       nodes_[static_cast<size_t>(pass_of(node.id.op))]
             [node.microbatch() * calls_in_model_ + node.id.subject] = &node;
-      group_of_call_[node.id.subject] = node.id.at;
     }
 }
 

@@ -33,15 +33,16 @@ public:
   const ir::Node* node(CallPass pass, int32_t microbatch, ir::CallId call) const {
     return nodes_[static_cast<size_t>(pass)][microbatch * calls_in_model_ + call.value];
   }
-  /// The group that runs a call.
-  ir::GroupId group(ir::CallId call) const { return group_of_call_[call.value]; }
+  /// The group that runs a call for a microbatch.
+  ir::GroupId group(int32_t microbatch, ir::CallId call) const {
+    return node(CallPass::Forward, microbatch, call)->id.at;
+  }
 
 private:
   const ir::Graph& graph_;
   size_t calls_in_model_;
   std::array<std::vector<const ir::Node*>, kCallPasses> nodes_; ///< each by microbatch and call
-  std::vector<ir::GroupId> group_of_call_;
-  std::map<std::string, std::vector<ir::CallId>> calls_; ///< by the filter's terms on calls
+  std::map<std::string, std::vector<ir::CallId>> calls_;        ///< by the filter's terms on calls
 };
 
 } // namespace piper::compiler

@@ -38,7 +38,7 @@ MemoryLayout::MemoryLayout(const PlanSet& plans, RoleId role, const ModelSpec& m
   closes_.resize(plan.instructions.size());
   for (uint32_t i = 0; i < plan.instructions.size(); ++i) {
     const Instruction& each = plan.instructions[i];
-    if ((each.op == Opcode::Forward && plans.kind == PlanKind::Train) ||
+    if ((goes_forward(each.op) && plans.kind == PlanKind::Train) ||
         each.op == Opcode::BackwardInput)
       lay_out_kept(each);
     lay_out_whole(each, i);
@@ -90,7 +90,7 @@ uint32_t MemoryLayout::storage_of(const ValueRef& ref) {
 /// of the calls that have weights, but for the leaves.
 void MemoryLayout::lay_out_kept(const Instruction& each) {
   const int64_t rows = plans_.rows(each.self);
-  const bool forward = each.op == Opcode::Forward;
+  const bool forward = goes_forward(each.op);
   for (size_t c = 0; c < each.chunks.size(); ++c) {
     const SlotId slot = each.outputs[c];
     if (!slot)
@@ -128,7 +128,7 @@ void MemoryLayout::lay_out_kept(const Instruction& each) {
 /// the start, are among what its calls are said to hold.
 int64_t MemoryLayout::transient(const Plan& plan, const Instruction& each) const {
   const int64_t rows = plans_.rows(each.self);
-  const bool forward = each.op == Opcode::Forward;
+  const bool forward = goes_forward(each.op);
   std::set<uint32_t> given;
   double outputs = 0;
   for (SlotId slot : each.inputs)

@@ -33,6 +33,7 @@ const char* to_string(Work work) {
 Work work_of(Opcode op) {
   switch (op) {
   case Opcode::Forward:
+  case Opcode::Recompute:
     return Work::Forward;
   case Opcode::Backward:
     return Work::Backward;

@@ -216,6 +216,7 @@ private:
     const auto bytes = [&](SlotId slot) { return slot_bytes(plan, slot); };
     switch (each.op) {
     case Opcode::Forward:
+    case Opcode::Recompute:
       return calls(&CallCost::forward, costs_.forward_chunk);
     case Opcode::Backward:
       return calls(&CallCost::backward, costs_.backward_chunk);

@@ -1,14 +1,14 @@
-#include "compiler/strategies/strategies.h"
+#include "compiler/strategies/schedules.h"
 
 namespace piper::compiler {
 
-std::vector<Step> gpipe_steps(int, int, int64_t microbatches) {
-  std::vector<Step> steps;
-  for (int64_t m = 0; m < microbatches; ++m)
-    steps.push_back({'F', m});
-  for (int64_t m = 0; m < microbatches; ++m)
-    steps.push_back({'B', m});
-  return steps;
+ScheduleTable gpipe(const ScheduleShape& shape) {
+  std::vector<std::vector<Step>> rows(shape.ranks);
+  for (int rank = 0; rank < shape.ranks; ++rank)
+    for (char pass : {'F', 'B'})
+      for (int64_t m = 0; m < shape.microbatches; ++m)
+        rows[rank].push_back(Action{rank, pass, m});
+  return ScheduleTable(std::move(rows));
 }
 
 } // namespace piper::compiler

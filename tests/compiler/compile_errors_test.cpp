@@ -100,7 +100,16 @@ TEST_CASE("a parameter that nothing places") {
                                 Contains("parameter d.weight would be held nowhere"));
 }
 
-TEST_CASE("a pass or a microbatch placed apart") {
+TEST_CASE("a pass placed apart, or a microbatch nowhere") {
+  CHECK_THAT(error_of(R"([{"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 2},
+                          {"op": "place", "filter": {"MB": 1}, "devices": [0]}])")
+                 .message,
+             Contains("no directive places a of microbatch 0"));
+  CHECK_THAT(error_of(R"([{"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 2},
+                          {"op": "place", "filter": {"MB": 1}, "devices": [0]},
+                          {"op": "place", "filter": {}, "devices": [1]}])")
+                 .message,
+             Contains("'a' is placed on [1] here and on [0] by directive 1 (place)"));
   CHECK_THAT(error_of(R"([{"op": "place", "filter": {"PASS": "B"}, "devices": [0]}])").message,
              Contains("places only a part of a call"));
 }
@@ -167,6 +176,26 @@ TEST_CASE("schedules that cannot be built") {
   CHECK_THAT(with("dp:2", 3).message, Contains("3 microbatches of the global batch do not divide"));
   CHECK_THAT(with("dp:5", 5).message, Contains("not divisible over 5 replicas"));
   CHECK_THAT(with("1f1b:2", 5).message, Contains("not divisible into 5 microbatches"));
+  CHECK_THAT(with("gpipe:2,v=2", 4).message, Contains("gpipe has no option 'v'"));
+  CHECK_THAT(with("interleaved:2,v", 4).message, Contains("the option 'v' of 'interleaved'"));
+  CHECK_THAT(with("interleaved:2,v=0", 4).hint, Contains("interleaved:2,v=2"));
+  CHECK_THAT(with("interleaved:2,v=1", 4).hint, Contains("use 2 or more"));
+  CHECK_THAT(with("dp:2,v=2", 4).message, Contains("dp has no option 'v'"));
+  CHECK_THAT(with("dualpipe:3", 6).hint, Contains("use 2 or 4"));
+  CHECK_THAT(with("table", 4).message, Contains("the schedule 'table' has no table"));
+}
+
+TEST_CASE("tables that are no schedules") {
+  auto with = [](const std::string& name, const std::string& table, int microbatches = 0) {
+    return error_of(R"([{"op": "schedule", "name": ")" + name + R"(", "microbatches": )" +
+                    std::to_string(microbatches) + R"(, "table": )" + table + "}]");
+  };
+  CHECK_THAT(with("1f1b:2", R"(["0F0,0B0"])").message, Contains("'1f1b:2' does not name it"));
+  CHECK_THAT(with("table", R"(["0F0,oops"])").where, Contains("row 1, column 2"));
+  CHECK_THAT(with("table", R"(["0F0"])").message, Contains("no backward (B) of microbatch 0"));
+  CHECK_THAT(with("table", R"(["0B0,0F0"])").message, Contains("0B0 can never start"));
+  CHECK_THAT(with("table", R"(["0F0,0B0"])", 3).message, Contains("1 microbatches, not 3"));
+  CHECK_THAT(with("table", R"("0F0,0B0")").message, Contains("a list of strings"));
 }
 
 TEST_CASE("an unknown pass names the passes") {

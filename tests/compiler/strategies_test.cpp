@@ -1,107 +1,17 @@
 // The named builders, against the published schedules.
+#include "compiler/strategies/named_schedules.h"
 #include "compiler/strategies/strategies.h"
 #include "tests/compiler/models.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <map>
 
 #include <catch2/catch.hpp>
 
 using namespace piper;
 using namespace piper::compiler;
 using namespace piper::test;
-
-namespace {
-
-std::string print(const std::vector<Step>& steps) {
-  std::string text;
-  for (const Step& step : steps)
-    text += step.pass + std::to_string(step.microbatch) + " ";
-  return text;
-}
-
-/// When each step ends if F takes 1, B takes 2 and transfers nothing: the schedule as published.
-struct Timing {
-  double makespan = 0;
-  std::vector<double> idle;
-  std::vector<int> live; ///< most microbatches between their F and their B
-};
-
-Timing simulate(StepBuilder build, int p, int64_t m) {
-  std::vector<std::vector<Step>> steps;
-  for (int s = 0; s < p; ++s)
-    steps.push_back(build(p, s, m));
-  std::map<std::pair<char, std::pair<int, int64_t>>, double> end;
-  std::vector<size_t> next(p);
-  std::vector<double> clock(p), busy(p);
-  Timing timing{0, std::vector<double>(p), std::vector<int>(p)};
-  std::vector<int> live(p);
-  for (bool progress = true; progress;) {
-    progress = false;
-    for (int s = 0; s < p; ++s)
-      while (next[s] < steps[s].size()) {
-        const Step step = steps[s][next[s]];
-        double ready = 0;
-        auto need = [&](char pass, int stage) {
-          auto done = end.find({pass, {stage, step.microbatch}});
-          if (done == end.end())
-            return false;
-          ready = std::max(ready, done->second);
-          return true;
-        };
-        if (step.pass == 'F' && s > 0 && !need('F', s - 1))
-          break;
-        if (step.pass == 'B' && (!need('F', s) || (s + 1 < p && !need('B', s + 1))))
-          break;
-        const double cost = step.pass == 'F' ? 1 : 2;
-        clock[s] = std::max(clock[s], ready) + cost;
-        busy[s] += cost;
-        end[{step.pass, {s, step.microbatch}}] = clock[s];
-        live[s] += step.pass == 'F' ? 1 : -1;
-        timing.live[s] = std::max(timing.live[s], live[s]);
-        ++next[s];
-        progress = true;
-      }
-  }
-  for (int s = 0; s < p; ++s) {
-    REQUIRE(next[s] == steps[s].size());
-    timing.makespan = std::max(timing.makespan, clock[s]);
-  }
-  for (int s = 0; s < p; ++s)
-    timing.idle[s] = timing.makespan - busy[s];
-  return timing;
-}
-
-} // namespace
-
-TEST_CASE("1F1B is as in the figure of its paper") {
-  CHECK(print(one_f_one_b_steps(4, 0, 8)) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7 ");
-  CHECK(print(one_f_one_b_steps(4, 2, 8)) == "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7 ");
-  CHECK(print(one_f_one_b_steps(4, 3, 8)) == "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7 ");
-}
-
-TEST_CASE("fewer microbatches than stages") {
-  CHECK(print(one_f_one_b_steps(4, 0, 2)) == "F0 F1 B0 B1 ");
-  CHECK(print(gpipe_steps(4, 0, 2)) == "F0 F1 B0 B1 ");
-  CHECK(print(one_f_one_b_steps(4, 3, 1)) == "F0 B0 ");
-}
-
-TEST_CASE("idle time and live activations are the published ones") {
-  // With F = 1 and B = 2: idle (p - 1)(F + B) on every rank; GPipe keeps m, 1F1B p - rank.
-  for (int p : {2, 4, 8})
-    for (int64_t m : {8, 16}) {
-      const Timing gpipe = simulate(gpipe_steps, p, m),
-                   alternate = simulate(one_f_one_b_steps, p, m);
-      for (int s = 0; s < p; ++s) {
-        CHECK(gpipe.idle[s] == 3.0 * (p - 1));
-        CHECK(alternate.idle[s] == 3.0 * (p - 1));
-        CHECK(gpipe.live[s] == m);
-        CHECK(alternate.live[s] == p - s);
-      }
-      CHECK(gpipe.makespan == 3.0 * (m + p - 1));
-    }
-  CHECK(simulate(one_f_one_b_steps, 4, 8).makespan == 33);
-}
 
 TEST_CASE("stages are cut evenly and hold every call once") {
   for (int calls : {3, 8, 13})
@@ -132,7 +42,7 @@ TEST_CASE("stages are cut evenly and hold every call once") {
 
 TEST_CASE("a product numbers devices stage by stage") {
   auto model = chain(4, 8);
-  auto strategy = build_strategy(*model, "dp:2x1f1b:2", 4);
+  auto strategy = build_strategy(*model, {"dp:2x1f1b:2", 4});
   REQUIRE(strategy.ok());
   std::vector<std::vector<ir::DeviceIndex>> devices;
   for (const ir::Directive& directive : strategy->directives)
@@ -140,7 +50,91 @@ TEST_CASE("a product numbers devices stage by stage") {
       devices.push_back(replicate->devices);
   CHECK(devices == std::vector<std::vector<ir::DeviceIndex>>{{0, 1}, {2, 3}});
   CHECK(std::get<ir::Split>(strategy->directives[0].body).count == 2);
-  CHECK(strategy->to_json() == build_strategy(*model, "1f1b:2xdp:2", 4)->to_json());
+  CHECK(strategy->to_json() == build_strategy(*model, {"1f1b:2xdp:2", 4})->to_json());
+}
+
+namespace {
+
+/// What a device computes, in issue order. Stage s of the model is layer s alone.
+std::vector<Action> computed(const Compiled& compiled, ir::DeviceIndex device) {
+  const ir::PlanSet& plans = compiled.plans;
+  std::vector<Action> actions;
+  for (const ir::Instruction& i : plans.plans[plans.role_of(device).value].instructions) {
+    const char pass = i.op == ir::Opcode::Forward          ? 'F'
+                      : i.op == ir::Opcode::Backward       ? 'B'
+                      : i.op == ir::Opcode::BackwardInput  ? 'I'
+                      : i.op == ir::Opcode::BackwardWeight ? 'W'
+                                                           : 0;
+    if (pass)
+      actions.push_back({static_cast<int>(i.chunks.front().front().value), pass, i.microbatch});
+  }
+  return actions;
+}
+
+} // namespace
+
+TEST_CASE("every schedule compiles to plans that run its rows") {
+  for (const char* name : {"gpipe", "1f1b", "interleaved", "loopedbfs", "zbh1", "zbh2", "zb1p",
+                           "zbv", "vhalf", "vmin", "dualpipe", "dualpipev"})
+    for (int p : {2, 3})
+      for (int64_t m : {2, 7}) {
+        if (name == std::string_view("dualpipe") && p % 2 == 1)
+          continue;
+        INFO(name << ":" << p << ", " << m << " microbatches");
+        const ScheduleTable table = *named_schedule(name, p, m);
+        auto model = chain(table.stages(), 2 * m);
+        const std::string expression = fmt::format("{}:{}xdp:2", name, p);
+        const Compiled compiled = compile_ok(model, ir::Strategy().schedule(expression, 2 * m));
+        CHECK(*schedule_of(*compiled.strategy) == table);
+        for (int rank = 0; rank < p; ++rank) {
+          const std::vector<Action> actions = computed(compiled, 2 * rank);
+          auto next = actions.begin();
+          for (const Step& step : table.rows()[rank]) {
+            std::vector<Action> expected = step.actions();
+            REQUIRE(static_cast<size_t>(actions.end() - next) >= expected.size());
+            // Side by side means that either may be issued first.
+            CHECK(std::is_permutation(expected.begin(), expected.end(), next));
+            next += expected.size();
+          }
+          CHECK(next == actions.end());
+        }
+      }
+}
+
+TEST_CASE("a stage without parameters has no backward for weights to wait for") {
+  // The loss alone is the last of five stages.
+  auto model = chain(4, 4);
+  const Compiled compiled = compile_ok(model, ir::Strategy().schedule("zbh1:5", 4));
+  for (const Action& action : computed(compiled, 4))
+    CHECK(action.pass != 'W');
+}
+
+TEST_CASE("the two copies of DualPipe's stages are reduced over both holders") {
+  const Compiled compiled = compile_ok(chain(4, 8), ir::Strategy().schedule("dualpipe:4", 8));
+  REQUIRE(compiled.plans.buckets.size() == 2);
+  const auto holders = [&](size_t bucket) {
+    return compiled.plans.groups[compiled.plans.buckets[bucket].group.value].devices;
+  };
+  CHECK(holders(0) == std::vector<ir::DeviceIndex>{0, 3});
+  CHECK(holders(1) == std::vector<ir::DeviceIndex>{1, 2});
+  const auto losses = compiled.plans.loss_order();
+  REQUIRE(losses.size() == 8);
+  CHECK(losses[0] == std::vector<ir::DeviceIndex>{3});
+  CHECK(losses[7] == std::vector<ir::DeviceIndex>{0});
+}
+
+TEST_CASE("a table in a strategy file") {
+  const std::string json = R"([
+  {"op": "schedule", "name": "dp:2xtable", "table": ["0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"]}
+]
+)";
+  const auto strategy = ir::Strategy::parse(json);
+  REQUIRE(strategy.ok());
+  CHECK(strategy->to_json() == json);
+  const Compiled compiled = compile_ok(chain(2, 4), *strategy);
+  CHECK(compiled.plans.devices.size() == 4);
+  const std::string named = build_strategy(*chain(2, 4), {"dp:2x1f1b:2", 4})->to_json();
+  CHECK(compiled.strategy->to_json() == named);
 }
 
 TEST_CASE("the backward of the last microbatch is cut where buckets are complete") {

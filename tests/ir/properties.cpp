@@ -164,7 +164,8 @@ DirectiveBody directive() {
   case 6:
     return TagCalls{filter(), name(), number(-5, 99)};
   default:
-    return Schedule{name(), number(0, 9)};
+    return Schedule{name(), number(0, 9),
+                    flag() ? std::vector{name(), name()} : std::vector<std::string>{}};
   }
 }
 

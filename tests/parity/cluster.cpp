@@ -98,16 +98,14 @@ Result<double> Cluster::step() {
     return {};
   }));
   ++iteration_;
-  std::vector<const std::vector<double>*> ranks;
-  for (const auto& list : losses)
-    if (!list.empty())
-      ranks.push_back(&list);
   double total = 0;
-  for (int64_t m = 0; m < plans_->microbatches; ++m) {
+  int64_t m = 0;
+  for (const auto& reporting : plans_->loss_order()) {
     double sum = 0;
-    for (const auto* list : ranks)
-      sum += list->at(m);
-    total += sum / static_cast<double>(ranks.size());
+    for (DeviceIndex device : reporting)
+      sum += losses.at(device).at(m);
+    total += sum / static_cast<double>(reporting.size());
+    ++m;
   }
   return total / static_cast<double>(plans_->microbatches);
 }

@@ -44,6 +44,12 @@ std::shared_ptr<const Model> mlp(bool skip) {
       skip)));
 }
 
+struct Subject {
+  const char* name;
+  std::shared_ptr<const Model> model;
+  bool tied;
+};
+
 struct Outcome {
   std::vector<double> losses;
   std::map<std::string, at::Tensor> parameters;
@@ -98,11 +104,6 @@ TEST_CASE("every strategy learns what one device learns") {
       {"dp:3x1f1b:2", 3, 6},  {"zero1:2x1f1b:2", 2, 4},
       {"dp:2xgpipe:4", 2, 8}, {"zero1:3xgpipe:2", 3, 6},
   };
-  struct Subject {
-    const char* name;
-    std::shared_ptr<const Model> model;
-    bool tied;
-  };
   for (const Subject& subject :
        {Subject{"gpt", gpt(false), false}, Subject{"gpt tied", gpt(true), true},
         Subject{"mlp", mlp(false), false}, Subject{"mlp skip", mlp(true), false}})
@@ -119,6 +120,43 @@ TEST_CASE("every strategy learns what one device learns") {
           single[all] = train(subject.model, named("single", all), 1);
         check(train(subject.model, named(entry.expression, all), entry.devices), single[all],
               entry.replicas == 1 && !subject.tied);
+      }
+    }
+}
+
+TEST_CASE("every schedule learns what one device learns") {
+  struct Entry {
+    const char* expression;
+    uint32_t devices;
+    bool one_order = true; ///< gradients add up on one device, in ascending order
+  };
+  const Entry schedules[] = {
+      {"interleaved:2", 2},
+      {"interleaved:2,v=3", 2},
+      {"loopedbfs:2", 2},
+      {"zbh1:3", 3},
+      {"zbh2:3", 3},
+      {"zb1p:2", 2},
+      {"zbv:2", 2},
+      {"zbv:3", 3},
+      {"vhalf:2", 2},
+      {"vmin:3", 3},
+      {"dualpipe:2", 2, false},
+      {"dualpipe:4", 4, false},
+      {"dualpipev:2", 2},
+      {"dualpipev:3", 3},
+      {"dp:2xzbv:2", 4, false},
+      {"dp:2xdualpipev:2", 4, false},
+      {"zero1:2xdualpipe:2", 4, false},
+  };
+  for (const Subject& subject :
+       {Subject{"gpt tied", gpt(true), true}, Subject{"mlp skip", mlp(true), false}})
+    for (int64_t m : {4, 8}) {
+      const Outcome single = train(subject.model, named("single", m), 1);
+      for (const Entry& entry : schedules) {
+        INFO(subject.name << ", " << entry.expression << ", " << m << " microbatches");
+        check(train(subject.model, named(entry.expression, m), entry.devices), single,
+              entry.one_order && !subject.tied);
       }
     }
 }

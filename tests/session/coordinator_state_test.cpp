@@ -42,13 +42,13 @@ struct Job {
   }
 
   static StrategyText strategy(std::string name) { return {std::move(name), "[]", {}, {}}; }
-  CompileReport plans(Epoch epoch, std::vector<DeviceIndex> loss_order = {1}) {
+  CompileReport plans(Epoch epoch, std::vector<DeviceIndex> loss_order = {1}) { // of one microbatch
     CompileReport report{.epoch = epoch};
     report.summary.epoch = epoch;
     report.summary.compile_seconds = 0.5;
     for (DeviceIndex d = 0; d < devices; ++d)
       report.summary.roles[d] = fmt::format("g{}", d);
-    report.summary.loss_order = std::move(loss_order);
+    report.summary.loss_order = {std::move(loss_order)};
     report.summary.owners = {{0, 0}, {1, 1}};
     return report;
   }
@@ -515,7 +515,7 @@ TEST_CASE("shutting down answers everything") {
 }
 
 TEST_CASE("losses are combined over ranks in rank order, then over microbatches") {
-  CHECK(combine_losses({{0.1, 0.2, 0.3}}) == ((0.0 + 0.1) + 0.2 + 0.3) / 3);
-  CHECK(combine_losses({{1, 2}, {3, 6}}) == 3);
-  CHECK(combine_losses({{0.1, 0.7}, {0.2, 0.9}}) == ((0.1 + 0.2) / 2 + (0.7 + 0.9) / 2) / 2);
+  CHECK(combine_losses({{0.1}, {0.2}, {0.3}}) == ((0.0 + 0.1) + 0.2 + 0.3) / 3);
+  CHECK(combine_losses({{1, 3}, {2, 6}}) == 3);
+  CHECK(combine_losses({{0.1, 0.2}, {0.7, 0.9}}) == ((0.1 + 0.2) / 2 + (0.7 + 0.9) / 2) / 2);
 }

@@ -1,5 +1,5 @@
 #include "compiler/compile.h"
-
+#include "compiler/strategies/strategies.h"
 #include "tools/piper/job.h"
 #include "tools/piper/table.h"
 #include "tools/piper/verbs.h"
@@ -39,6 +39,11 @@ Result<void> run_compile(const Registry& registry, CLI::App& verb, CompileFlags&
   options.stop_after = flags.after;
   PIPER_TRY(const auto compiled, compiler::compile(model.spec, strategy, options));
 
+  if (flags.emit == "csv") {
+    PIPER_TRY(const auto table, compiler::schedule_of(*compiled.strategy));
+    std::fputs(table.to_csv().c_str(), stdout);
+    return {};
+  }
   const std::string text = flags.emit == "plan"    ? compiled.plans.to_text(model.spec.get())
                            : flags.emit == "graph" ? compiled.graph.to_text()
                                                    : compiled.graph.to_dot();
@@ -59,8 +64,8 @@ void add_compile(CLI::App& program, const Registry& registry, int& exit_code) {
   auto flags = std::make_shared<CompileFlags>();
   flags->job.add_model_flags(*verb);
   flags->job.add_strategy_flags(*verb);
-  verb->add_option("--emit", flags->emit, "graph, plan or dot")
-      ->check(CLI::IsMember({"graph", "plan", "dot"}))
+  verb->add_option("--emit", flags->emit, "graph, plan, dot, or csv: the schedule for PyTorch")
+      ->check(CLI::IsMember({"graph", "plan", "dot", "csv"}))
       ->capture_default_str();
   verb->add_option("--after", flags->after, "Stop after this pass (not with --emit plan)");
   verb->add_flag("--eval", flags->eval, "The plans of an evaluation instead of training");

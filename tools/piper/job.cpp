@@ -1,6 +1,7 @@
 #include "tools/piper/job.h"
 
 #include "compiler/compile.h"
+#include "compiler/strategies/schedule_table.h"
 
 #include <fmt/format.h>
 
@@ -43,6 +44,27 @@ std::vector<std::string> as_arguments(const nlohmann::json& value) {
   else
     arguments.push_back(value.is_string() ? value.get<std::string>() : value.dump());
   return arguments;
+}
+
+/// A pipeline schedule as PyTorch writes it.
+Result<ir::Strategy> read_csv(const std::string& path, int64_t microbatches) {
+  std::ifstream file(path);
+  std::stringstream content;
+  content << file.rdbuf();
+  PIPER_TRY(const auto table, compiler::ScheduleTable::parse_csv(content.str(), path));
+  if (auto checked = table.check(); !checked.ok()) {
+    Error error = std::move(checked).error();
+    error.where = error.where.empty() ? path : fmt::format("{}, {}", path, error.where);
+    return error;
+  }
+  ir::Schedule schedule{.expression = "table", .microbatches = microbatches};
+  std::istringstream rows(table.to_csv());
+  for (std::string row; std::getline(rows, row);)
+    schedule.table.push_back(row);
+  ir::Strategy strategy;
+  strategy.name = path;
+  strategy.add(std::move(schedule), {path, 0});
+  return strategy;
 }
 
 } // namespace
@@ -99,7 +121,8 @@ void Job::add_model_flags(CLI::App& verb) {
 
 void Job::add_strategy_flags(CLI::App& verb) {
   verb.add_option("--strategy", strategy_,
-                  "JSON file, or names of builders: single, dp:2, 1f1b:4, dp:2x1f1b:2")
+                  "JSON file, PyTorch's schedule CSV, or names of builders: single, dp:2, "
+                  "interleaved:4,v=3, dp:2x1f1b:2")
       ->group("Strategy");
   verb.add_option("--microbatches", microbatches_,
                   "Of the whole batch, for named builders; also cuts the gpt's samples into parts")
@@ -189,12 +212,12 @@ Result<ir::Strategy> read_strategy(const std::string& text, int64_t microbatches
                                    const std::string& flag) {
   if (text.empty())
     return user_error("no strategy is given", flag,
-                      "give a JSON file or a name such as single, dp:2 or 1f1b:4");
+                      "give a JSON or CSV file or a name such as single, dp:2 or 1f1b:4");
   const std::filesystem::path path(text);
   std::error_code ignored;
   if (std::filesystem::is_regular_file(path, ignored))
-    return ir::Strategy::load(text);
-  if (path.has_parent_path() || path.extension() == ".json")
+    return path.extension() == ".csv" ? read_csv(text, microbatches) : ir::Strategy::load(text);
+  if (path.has_parent_path() || path.extension() == ".json" || path.extension() == ".csv")
     return user_error(fmt::format("there is no file {}", text), flag);
   ir::Strategy strategy;
   strategy.name = text;

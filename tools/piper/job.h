@@ -13,8 +13,8 @@
 
 namespace piper::cli {
 
-/// The strategy of a JSON file, or of an expression such as "dp:2x1f1b:2" with its microbatches (0:
-/// the builder's choice); `flag` is where it was given.
+/// The strategy of a JSON file, of a schedule in PyTorch's CSV, or of an expression such as
+/// "dp:2x1f1b:2" with its microbatches (0: the builder's choice); `flag` is where it was given.
 Result<ir::Strategy> read_strategy(const std::string& text, int64_t microbatches,
                                    const std::string& flag);
 
