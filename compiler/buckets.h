@@ -11,6 +11,9 @@ namespace piper::compiler {
 
 /// Bytes of a bucket where `replicate` says nothing, as PyTorch's DistributedDataParallel.
 inline constexpr double kDefaultBucketMb = 25;
+/// The same where gradients or parameters are sharded: a bucket a segment, as
+/// FullyShardedDataParallel wraps each block.
+inline constexpr double kSegmentBucketMb = 1e-9;
 
 /// Cuts calls (in trace order) into runs, from the last one back, so that each run's own parameters
 /// reach `bucket_mb` and no segment is cut. A backward completes the runs in the order returned.

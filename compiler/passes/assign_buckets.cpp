@@ -146,6 +146,12 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
     double bucket_mb = 0;
     for (CallId call : calls)
       bucket_mb = std::max(bucket_mb, replication[call.value].bucket_mb);
+    const bool windows = std::any_of(calls.begin(), calls.end(), [&](CallId call) {
+      const Sharding& sharding = replication[call.value].sharding;
+      return sharding.grads || sharding.params;
+    });
+    if (bucket_mb == 0)
+      bucket_mb = windows ? kSegmentBucketMb : kDefaultBucketMb;
     for (auto& run : cut_buckets(model, calls, bucket_mb))
       runs.push_back({homes, std::move(run)});
   }

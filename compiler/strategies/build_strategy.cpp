@@ -81,6 +81,11 @@ int64_t choose_microbatches(int64_t rows, int ranks) {
   return best;
 }
 
+/// 1, 2, 3 of "zero1", …; 0 of what is none.
+int zero_level(std::string_view name) {
+  return name == "zero1" ? 1 : name == "zero2" ? 2 : name == "zero3" ? 3 : 0;
+}
+
 /// The rows of the directive's `table`.
 Result<ScheduleTable> given_table(const Schedule& schedule) {
   if (schedule.table.empty())
@@ -101,15 +106,18 @@ Result<Strategy> build_strategy(const ModelSpec& model, const Schedule& schedule
   const Atom *pipelined = nullptr, *replicated = nullptr;
   for (const Atom& atom : atoms) {
     const bool pipeline = atom.name == "table" || is_schedule(atom.name);
-    const bool data = atom.name == "dp" || atom.name == "zero1";
+    const int zero = zero_level(atom.name);
+    const bool data = atom.name == "dp" || zero > 0;
     if ((pipeline && pipelined) || (data && replicated))
       return user_error(fmt::format("the strategy '{}' has two parts of one kind", expression), "",
                         "join at most one pipeline and one data-parallel part");
     if (!pipeline && !data && atom.name != "single")
-      return user_error(fmt::format("unknown strategy '{}' in '{}'", atom.name, expression), "",
-                        fmt::format("known names: single, dp:N, zero1:N, {}; join them with x, as "
-                                    "in dp:2x1f1b:4",
-                                    schedule_names()));
+      return user_error(
+          fmt::format("unknown strategy '{}' in '{}'", atom.name, expression), "",
+          fmt::format(
+              "known names: single, dp:N, zero1:N, zero2:N, zero3:N, {}; join them with x, as "
+              "in dp:2x1f1b:4",
+              schedule_names()));
     if (!is_schedule(atom.name) && !atom.options.empty())
       return user_error(
           fmt::format("{} has no option '{}'", atom.name, atom.options.begin()->first), "",
@@ -119,7 +127,7 @@ Result<Strategy> build_strategy(const ModelSpec& model, const Schedule& schedule
     } else if (data) {
       replicated = &atom;
       shape.replicas = atom.count;
-      shape.shard_optimizer = atom.name == "zero1";
+      shape.zero = zero;
     }
   }
 

@@ -75,9 +75,7 @@ Result<Strategy> pipeline(const PipelineShape& shape, const ScheduleTable& table
       if (shape.replicas == 1)
         strategy.place(std::move(filter), devices);
       else
-        strategy.replicate(Replicate{.filter = std::move(filter),
-                                     .devices = devices,
-                                     .shard_optimizer = shape.shard_optimizer});
+        strategy.replicate(shape.replicate(std::move(filter), devices));
     }
   }
   for (int s = 0; s < table.stages(); ++s) {

@@ -13,14 +13,24 @@ namespace piper::compiler {
 /// What a strategy is built for.
 struct PipelineShape {
   const ir::ModelSpec* model = nullptr;
-  int replicas = 1;             ///< data parallel, of each stage
-  int64_t microbatches = 1;     ///< of a replica
-  bool shard_optimizer = false; ///< ZeRO-1 over the replicas
+  int replicas = 1;         ///< data parallel, of each stage
+  int64_t microbatches = 1; ///< of a replica
+  /// ZeRO over the replicas (arXiv 1910.02054): what each keeps only its range of. 1: the
+  /// optimizer's state; 2: also the gradients; 3: also the parameters.
+  int zero = 0;
+
+  ir::Replicate replicate(ir::Filter filter, std::vector<ir::DeviceIndex> devices) const {
+    return {.filter = std::move(filter),
+            .devices = std::move(devices),
+            .shard_optimizer = zero >= 1,
+            .shard_grads = zero >= 2,
+            .shard_params = zero >= 3};
+  }
 };
 
-/// Names joined with `x`: "single", "dp:N", "zero1:N", a schedule of named_schedules.h with its
-/// options ("1f1b:P", "interleaved:P,v=3"), or "table", the schedule that the directive gives as
-/// rows of PyTorch's CSV. At most one pipeline and one data-parallel part: "dp:2x1f1b:4".
+/// Names joined with `x`: "single", "dp:N", "zero1:N" to "zero3:N", a schedule of named_schedules.h
+/// with its options ("1f1b:P", "interleaved:P,v=3"), or "table", the schedule that the directive
+/// gives as rows of PyTorch's CSV. At most one pipeline and one data-parallel part: "dp:2x1f1b:4".
 /// `microbatches` counts those of the global batch, so each of n replicas runs microbatches / n; 0
 /// chooses. Rank r, replica i is device r * n + i.
 Result<ir::Strategy> build_strategy(const ir::ModelSpec& model, const ir::Schedule& schedule);
@@ -35,7 +45,8 @@ Result<ir::Strategy> pipeline(const PipelineShape& shape, const ScheduleTable& t
 /// User error if they name anything but passes of microbatches through stages.
 Result<ScheduleTable> schedule_of(const ir::Strategy& expanded);
 /// Data parallel over the whole model, or a single device. The backward of the last microbatch is
-/// cut where buckets are complete, so that their reductions run beside it.
+/// cut where buckets are complete, so that their reductions run beside it; with sharded gradients
+/// or parameters, every pass is cut at every bucket.
 ir::Strategy data_parallel(const PipelineShape& shape);
 
 /// Cuts the calls, in trace order, into `stages` runs so that the costliest is as cheap as can be.

@@ -96,13 +96,25 @@ TEST_CASE("every strategy learns what one device learns") {
     int replicas, devices;
   };
   const Entry strategies[] = {
-      {"dp:2", 2, 2},         {"dp:3", 3, 3},
-      {"zero1:2", 2, 2},      {"zero1:3", 3, 3},
-      {"gpipe:2", 1, 2},      {"1f1b:2", 1, 2},
-      {"gpipe:4", 1, 4},      {"1f1b:3", 1, 3},
-      {"1f1b:4", 1, 4},       {"dp:2x1f1b:2", 2, 4},
-      {"dp:3x1f1b:2", 3, 6},  {"zero1:2x1f1b:2", 2, 4},
-      {"dp:2xgpipe:4", 2, 8}, {"zero1:3xgpipe:2", 3, 6},
+      {"dp:2", 2, 2},
+      {"dp:3", 3, 3},
+      {"zero1:2", 2, 2},
+      {"zero1:3", 3, 3},
+      {"gpipe:2", 1, 2},
+      {"1f1b:2", 1, 2},
+      {"gpipe:4", 1, 4},
+      {"1f1b:3", 1, 3},
+      {"1f1b:4", 1, 4},
+      {"dp:2x1f1b:2", 2, 4},
+      {"dp:3x1f1b:2", 3, 6},
+      {"zero1:2x1f1b:2", 2, 4},
+      {"dp:2xgpipe:4", 2, 8},
+      {"zero1:3xgpipe:2", 3, 6},
+      {"zero2:2", 2, 2},
+      {"zero3:2", 2, 2},
+      {"zero3:3", 3, 3},
+      {"zero3:2x1f1b:2", 2, 4},
+      {"zero2:2xgpipe:2", 2, 4},
   };
   for (const Subject& subject :
        {Subject{"gpt", gpt(false), false}, Subject{"gpt tied", gpt(true), true},
