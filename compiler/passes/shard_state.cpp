@@ -163,7 +163,7 @@ private:
         zero.after.push_back({.before = scatter_id(window.bucket, window.number - 1, at)});
       if (w >= kWholeGradients) { // a slow reduction holds up the backward, not the memory
         const Window& done = all[w - kWholeGradients];
-        if (done.bucket != window.bucket)
+        if (done.bucket != window.bucket && done.last < window.first)
           zero.after.push_back({.before = scatter_id(done.bucket, done.number, at)});
       }
       if (window.first > 0)

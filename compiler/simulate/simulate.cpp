@@ -241,7 +241,7 @@ private:
     case Opcode::ZeroGrads:
       return costs_.copy * bucket_bytes(plans_, each);
     case Opcode::CopyState:
-      return costs_.copy * state_bytes(each.source);
+      return costs_.copy * state_bytes(each.target);
     case Opcode::Seed:
     case Opcode::Loss:
     case Opcode::Send: // posts the message
@@ -263,6 +263,7 @@ private:
     const Slot& its = plan.slots[slot.value];
     return static_cast<double>(its.type.bytes(plans_.rows(its.value.at)));
   }
+  /// `range` is one of the plans' own epoch: the buckets of the one before are not here.
   double state_bytes(const StateRange& range) const {
     if (range.kind == StateKind::Step)
       return 8;
@@ -496,7 +497,7 @@ private:
     its.sent = true;
     its.moved.start = now_;
     its.bytes = each.op == Opcode::Send ? slot_bytes(*device.plan, each.inputs.at(0))
-                                        : state_bytes(each.source);
+                                        : state_bytes(each.target);
     device.sent += its.bytes;
     if (each.op == Opcode::Send)
       device.memory.hold(each.inputs.at(0));
