@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <map>
 #include <optional>
 
 #include <unistd.h>
@@ -123,15 +124,28 @@ Result<double> run_independent(const TrainBenchmark& b, int count) {
 
 /// "dp:4" -> {"ddp", 4}
 Result<std::pair<std::string, std::string>> peer_strategy(const std::string& strategy) {
+  static const std::map<std::string, std::string> kNames = {{"single", "single"},
+                                                            {"dp", "ddp"},
+                                                            {"zero1", "zero1"},
+                                                            {"zero3", "fsdp2"},
+                                                            {"gpipe", "gpipe"},
+                                                            {"1f1b", "1f1b"},
+                                                            {"interleaved", "interleaved1f1b"},
+                                                            {"loopedbfs", "loopedbfs"},
+                                                            {"zb1p", "interleavedzerobubble"},
+                                                            {"zbv", "zbv"},
+                                                            {"dualpipev", "dualpipev"}};
   const auto colon = strategy.find(':');
-  std::string name = strategy.substr(0, colon);
-  const std::string world = colon == std::string::npos ? "1" : strategy.substr(colon + 1);
-  if (name == "dp")
-    name = "ddp";
-  if (name != "single" && name != "ddp" && name != "gpipe" && name != "1f1b")
+  const auto known = kNames.find(strategy.substr(0, colon));
+  if (known == kNames.end()) {
+    std::string names;
+    for (const auto& [ours, theirs] : kNames)
+      names += (names.empty() ? "" : ", ") + ours;
     return user_error(fmt::format("the peer script has nothing like {}", strategy), "--strategies",
-                      "compare single, dp:N, gpipe:N or 1f1b:N");
-  return std::pair(name, world);
+                      "it has " + names);
+  }
+  const std::string world = colon == std::string::npos ? "1" : strategy.substr(colon + 1);
+  return std::pair(known->second, world.substr(0, world.find(',')));
 }
 
 Result<Measured> run_peer(const TrainBenchmark& b, const std::string& strategy) {
