@@ -10,16 +10,12 @@ namespace piper::ir {
 
 namespace {
 
-bool is_moment(StateKind kind) {
-  return kind == StateKind::Moment1 || kind == StateKind::Moment2;
-}
-
-/// What the device keeps of a bucket's array: all, or its share of a sharded moment.
+/// What the device keeps of a bucket's array: all, or its share where it is sharded.
 std::pair<int64_t, int64_t> kept(const PlanSet& set, const Bucket& bucket, StateKind kind,
                                  DeviceIndex device) {
   if (kind == StateKind::Step)
     return {0, 1};
-  if (!bucket.shard_optimizer || !is_moment(kind))
+  if (!is_sharded(bucket, kind))
     return {0, bucket.numel};
   const int64_t share =
       bucket.numel / static_cast<int64_t>(set.groups[bucket.group.value].devices.size());
