@@ -25,8 +25,15 @@ class Check(ProgramTest):
                          "--iters", "2").stdout
         self.assertRegex(out, r"(?m)^(bitwise )?equal: largest relative difference .* of a loss")
 
+    def test_every_kind_of_sharding_and_a_split_backward(self):
+        for strategy in ("zero3:2", "zero2:2x1f1b:2", "zero3:2xzbv:2", "dualpipe:2"):
+            # Gradients that are all rounding must not look like a difference.
+            verdict = self.verdict(strategy, "--microbatches", "8", "--batch", "8", "--d-model", "32")
+            self.assertLessEqual(verdict["parameter_difference"], verdict["tolerance"] / 10)
+
     def test_several_processes(self):
         self.verdict("1f1b:2", "--microbatches", "4", "--processes", "2")
+        self.verdict("zero3:2", "--microbatches", "4", "--processes", "2")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,10 @@ namespace {
 
 /// What another order of the same float64 sums may change.
 constexpr double kTolerance = 1e-12;
+/// AdamW divides a gradient by its own size. Where that is nearly nothing but rounding (the bias of
+/// attention's keys has no gradient at all), the usual 1e-8 would show the rounding as large as a
+/// step; this shows it as small as it is.
+constexpr double kAdamEpsilon = 1e-4;
 
 struct CheckFlags {
   Job job;
@@ -42,6 +46,7 @@ struct Comparison {
 
 Result<Trained> train(Model model, ir::Strategy strategy, uint32_t processes,
                       SessionOptions options, int64_t iterations) {
+  options.optimizer.eps = kAdamEpsilon;
   Processes workers;
   start_workers(processes, options, workers);
   PIPER_TRY(const auto session, Session::create(std::move(model), std::move(strategy), options));
