@@ -90,6 +90,10 @@ private:
   void gather(const std::vector<const Node*>& nodes) {
     const std::vector<Window> all = windows(
         nodes, [](const Node&, const Bucket& bucket, ParamId) { return bucket.shard_params; });
+    std::vector<std::vector<const Window*>> ending(nodes.size() +
+                                                   1); // by the node after their last
+    for (const Window& window : all)
+      ending[window.last + 1].push_back(&window);
     for (size_t w = 0; w < all.size(); ++w) {
       const Window& window = all[w];
       const GroupId at = graph_.buckets[window.bucket].group;
@@ -107,7 +111,7 @@ private:
         gather.after.push_back({.before = release_id(window, window.number - 1)});
       const int64_t ahead = distance_[window.bucket];
       if (static_cast<int64_t>(w) >= ahead)
-        wait_for_start(gather, nodes, all, all[w - static_cast<size_t>(ahead)].first);
+        wait_for_start(gather, nodes, ending, all[w - static_cast<size_t>(ahead)].first);
       Node release;
       release.id = release_id(window, window.number);
       release.inputs = {gathered};
@@ -123,14 +127,13 @@ private:
   /// The node may run once the one at `start` could: after what comes before that, and after what
   /// that lets go.
   void wait_for_start(Node& node, const std::vector<const Node*>& nodes,
-                      const std::vector<Window>& all, size_t start) const {
+                      const std::vector<std::vector<const Window*>>& ending, size_t start) const {
     if (start == 0)
       return;
     node.after.push_back({.before = nodes[start - 1]->id});
-    for (const Window& other : all)
-      if (other.last + 1 == start &&
-          !(other.bucket == node.id.subject && other.number >= node.id.part))
-        node.after.push_back({.before = release_id(other, other.number)});
+    for (const Window* other : ending[start])
+      if (!(other->bucket == node.id.subject && other->number >= node.id.part))
+        node.after.push_back({.before = release_id(*other, other->number)});
   }
 
   NodeId release_id(const Window& window, uint32_t number) const {

@@ -92,8 +92,8 @@ TEST_CASE("recomputing lowers the peak") {
 }
 
 TEST_CASE("a backward for inputs frees what only it needs") {
-  // All forwards, then all backwards for inputs, then those for weights: what the last ones need is
-  // less than what the forwards kept.
+  // All forwards, then all backwards for inputs, then those for weights: output gradients come, and
+  // activations go. 1.05 of the peak of whole backwards; 1.28 where the first ones free nothing.
   const auto strategy = [](bool split) {
     ir::Strategy it = ir::Strategy().split({}, 4).place({}, {0});
     if (!split)
@@ -102,5 +102,5 @@ TEST_CASE("a backward for inputs frees what only it needs") {
   };
   const auto whole = trained(strategy(false), 1)->device(0).peak_bytes();
   const auto halves = trained(strategy(true), 1)->device(0).peak_bytes();
-  CHECK(static_cast<double>(halves) < 1.25 * static_cast<double>(whole));
+  CHECK(static_cast<double>(halves) < 1.1 * static_cast<double>(whole));
 }

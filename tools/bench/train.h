@@ -18,8 +18,8 @@ struct TrainBenchmark {
   uint32_t processes = 1; ///< of ours; a peer always has one a device
   bool limits = false;    ///< also measure what the machine would allow
   /// Peer script and the Python that runs it; empty: no comparison. The script takes --strategy
-  /// (single, ddp, fsdp2, gpipe, 1f1b, …), --world, --threads, the sizes above, --iters, --warmup, --quiet
-  /// and --json FILE, into which it writes `tokens_per_s_median` and `losses`.
+  /// (single, ddp, fsdp2, gpipe, 1f1b, …), --world, --threads, the sizes above, --iters, --warmup,
+  /// --quiet and --json FILE, into which it writes `tokens_per_s_median` and `losses`.
   std::string peer_script, python;
   std::string peer_name = "PyTorch"; ///< for people; with an empty `python` the script is a program
 };
