@@ -55,53 +55,64 @@ private:
                                           StateKind kind, size_t rank) {
     if (!is_sharded(bucket, kind))
       return {0, bucket.numel};
-    const auto ranks = static_cast<int64_t>(plans.groups[bucket.group.value].devices.size());
-    const int64_t share = bucket.numel / ranks;
-    return {static_cast<int64_t>(rank) * share, (static_cast<int64_t>(rank) + 1) * share};
+    const Group& group = plans.groups[bucket.group.value];
+    const int64_t share = bucket.numel / group.copies();
+    const int64_t copy = group.copy(static_cast<int>(rank));
+    return {copy * share, (copy + 1) * share};
   }
 
   void fill(BucketId id, StateKind kind, DeviceIndex device, size_t rank) {
     const Bucket& bucket = to_.buckets[id.value];
     if (kind == StateKind::Step) {
       const BucketId old = old_[bucket.params.front().value].bucket;
-      add(device, {to_.epoch, id, kind, 0, 1}, old, 0, 1);
+      const Group& group = from_.groups[from_.buckets[old.value].group.value];
+      const uint32_t part =
+          group.part(std::max(0, from_.rank_in(from_.buckets[old.value].group, device)));
+      add(device, {to_.epoch, id, kind, 0, 1}, old, part, 0, 1);
       return;
     }
     const auto [begin, end] = kept(to_, bucket, kind, rank);
+    const Group& group = to_.groups[bucket.group.value];
     for (size_t i = 0; i < bucket.params.size(); ++i) {
-      const int64_t numel = model_.param(bucket.params[i]).type.numel(0);
+      const ModelParam& param = model_.param(bucket.params[i]);
+      const int64_t numel = type_on(group, param).numel(0);
       const int64_t from = std::max(begin, bucket.offsets[i]);
       const int64_t until = std::min(end, bucket.offsets[i] + numel);
       if (from >= until)
         continue;
-      const Location& old = old_[bucket.params[i].value];
-      add(device, {to_.epoch, id, kind, from, until - from}, old.bucket,
-          old.offset + from - bucket.offsets[i], until - from);
+      // The element of the whole parameter, of which this rank may have a part.
+      const int64_t element = group.part(static_cast<int>(rank)) * numel + from - bucket.offsets[i];
+      add_elements(device, {to_.epoch, id, kind, from, until - from}, param,
+                   old_[bucket.params[i].value], element);
+    }
+  }
+
+  /// Splits where the old parts of the parameter end.
+  void add_elements(DeviceIndex device, StateRange target, const ModelParam& param,
+                    const Location& old, int64_t element) {
+    const Group& group = from_.groups[from_.buckets[old.bucket.value].group.value];
+    const int64_t numel = type_on(group, param).numel(0);
+    for (int64_t left = target.count; left > 0; left -= target.count) {
+      const int64_t part = element / numel;
+      target.count = std::min(left, (part + 1) * numel - element);
+      add(device, target, old.bucket, static_cast<uint32_t>(part),
+          old.offset + element - part * numel, target.count);
+      element += target.count;
+      target.begin += target.count;
     }
   }
 
   /// Splits where the old owners change.
-  void add(DeviceIndex device, StateRange target, BucketId old, int64_t begin, int64_t count) {
+  void add(DeviceIndex device, StateRange target, BucketId old, uint32_t part, int64_t begin,
+           int64_t count) {
     const Bucket& bucket = from_.buckets[old.value];
     const Group& group = from_.groups[bucket.group.value];
-    const size_t ranks = group.devices.size();
     const bool sharded = is_sharded(bucket, target.kind);
+    const int64_t share = bucket.numel / group.copies();
     while (count > 0) {
-      DeviceIndex source = device;
-      int64_t piece = count;
-      if (sharded) {
-        const int64_t share = bucket.numel / static_cast<int64_t>(ranks);
-        const int64_t owner = begin / share;
-        source = group.devices[owner];
-        piece = std::min(count, (owner + 1) * share - begin);
-      } else if (from_.rank_in(bucket.group, device) < 0) {
-        // Any holder will do: the nearest, and of several receivers each its own.
-        source = *std::min_element(
-            group.devices.begin(), group.devices.end(), [&](DeviceIndex a, DeviceIndex b) {
-              auto distance = [&](DeviceIndex d) { return d > device ? d - device : device - d; };
-              return std::pair(distance(a), a) < std::pair(distance(b), b);
-            });
-      }
+      const int64_t owner = begin / share; // among the copies
+      const int64_t piece = sharded ? std::min(count, (owner + 1) * share - begin) : count;
+      const DeviceIndex source = nearest_holder(group, device, part, sharded ? owner : -1);
       push({source,
             device,
             {from_.epoch, old, target.kind, begin, piece},
@@ -110,6 +121,23 @@ private:
       target.begin += piece;
       count -= piece;
     }
+  }
+
+  /// Any holder of the part will do (of sharded ones, the copy that owns the range): the device
+  /// itself, or the nearest, and of several receivers each its own.
+  static DeviceIndex nearest_holder(const Group& group, DeviceIndex device, uint32_t part,
+                                    int64_t copy) {
+    std::optional<DeviceIndex> best;
+    const auto key = [&](DeviceIndex d) {
+      return std::pair(d > device ? d - device : device - d, d);
+    };
+    for (size_t rank = 0; rank < group.size(); ++rank) {
+      const int r = static_cast<int>(rank);
+      if (group.part(r) == part && (copy < 0 || group.copy(r) == copy) &&
+          (!best || key(group.devices[rank]) < key(*best)))
+        best = group.devices[rank];
+    }
+    return *best;
   }
 
   /// Neighbours in both layouts move as one, the padding between them with it.

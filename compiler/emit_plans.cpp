@@ -63,6 +63,8 @@ Opcode opcode_of(Op op) {
     return Opcode::Release;
   case Op::ZeroGrads:
     return Opcode::ZeroGrads;
+  case Op::Redistribute:
+    return Opcode::Redistribute;
   }
   return Opcode::Forward;
 }
@@ -82,8 +84,11 @@ public:
                   recv ? node.id.peer : node.id.at,
                   recv ? node.id.at : node.id.peer};
     auto [entry, added] = ids_.try_emplace(key, EdgeId(names.size()));
-    if (added)
-      names.push_back(transfer ? graph_.name(moved(node)) : graph_.name(node.id));
+    if (added) {
+      NodeId id = node.id; // of any microbatch
+      id.microbatch = kNoMicrobatch;
+      names.push_back(transfer ? graph_.name(moved(node)) : graph_.name(id));
+    }
     return entry->second;
   }
   std::vector<std::string> names;
@@ -149,7 +154,7 @@ private:
   SlotId new_slot(const ValueRef& ref) {
     Slot slot{.value = ref, .type = {}};
     if (!is_kept(ref.kind))
-      slot.type = graph_.model->values[ref.subject].type;
+      slot.type = type_on(graph_.groups[ref.at.value], graph_.model->values[ref.subject]);
     plan_.slots.push_back(std::move(slot));
     return slots_[ref] = SlotId(plan_.slots.size() - 1);
   }
@@ -203,6 +208,7 @@ private:
     switch (node.id.op) {
     case Op::Send:
     case Op::Recv:
+    case Op::Redistribute:
       instruction.group = node.id.peer;
       instruction.edge = edges_.of(node);
       break;
@@ -327,7 +333,7 @@ GroupId world_of(PlanSet& plans) {
   for (size_t g = 0; g < plans.groups.size(); ++g)
     if (plans.groups[g].devices == devices)
       return GroupId(g);
-  plans.groups.push_back({devices, false});
+  plans.groups.push_back({.devices = devices});
   return GroupId(plans.groups.size() - 1);
 }
 

@@ -28,8 +28,9 @@ constexpr std::array kOps = {"input",
                              "all-gather",
                              "gather",
                              "release",
-                             "zero-grads"};
-static_assert(kOps.size() == static_cast<size_t>(Op::ZeroGrads) + 1);
+                             "zero-grads",
+                             "redistribute"};
+static_assert(kOps.size() == static_cast<size_t>(Op::Redistribute) + 1);
 
 /// A compact, self-delimiting encoding of nodes; all that a fingerprint needs.
 class Encoder {
@@ -148,10 +149,8 @@ std::string Graph::name(const ValueRef& ref) const {
 }
 
 int64_t Graph::rows(GroupId at) const {
-  int64_t rows = model->batch / microbatches;
-  if (at && groups[at.value].replicated)
-    rows /= static_cast<int64_t>(groups[at.value].devices.size());
-  return rows;
+  const int64_t rows = model->batch / microbatches;
+  return at ? rows / groups[at.value].shares() : rows;
 }
 
 size_t GraphIndex::Hash::operator()(const NodeId& id) const noexcept {

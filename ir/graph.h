@@ -4,6 +4,7 @@
 #pragma once
 
 #include "ir/fingerprint.h"
+#include "ir/group.h"
 #include "ir/ids.h"
 #include "ir/model_spec.h"
 #include "ir/result.h"
@@ -40,6 +41,7 @@ enum class Op : uint8_t {
   Gather,         ///< the parameters of a bucket, whole, from the ranks that keep a range of them
   Release,        ///< drops what Gather brought
   ZeroGrads,      ///< room for the gradients of a whole bucket, until its ReduceScatter
+  Redistribute,   ///< a value from the layout of one group to that of another on the same devices
 };
 const char* to_string(Op op); ///< "F", "B", "BI", "BW", "send", …
 std::optional<Op> parse_op(std::string_view text);
@@ -102,7 +104,7 @@ struct NodeId {
   uint32_t part = Id<void>::kNone;        ///< as in ValueRef, for Add / Send / Recv and windows
   int32_t microbatch = kNoMicrobatch;
   GroupId at;   ///< where it runs; none before placement
-  GroupId peer; ///< of Send: where to; of Recv: where from
+  GroupId peer; ///< of Send: where to; of Recv, Redistribute: where from
   auto operator<=>(const NodeId&) const = default;
 };
 
@@ -145,22 +147,16 @@ private:
 };
 using RegionPtr = std::shared_ptr<const Region>;
 
-/// An ordered list of devices; a node placed on it has rank i on devices[i].
-struct Group {
-  std::vector<DeviceIndex> devices;
-  bool replicated = false; ///< each rank works on its share of the batch
-  bool operator==(const Group&) const = default;
-};
-
-/// Parameters that live in one flat storage on every device of `group`.
+/// Parameters that live in one flat storage on every device of `group`. Where its layout cuts them
+/// (Group::parts), what follows is of one part.
 struct Bucket {
   std::string name; ///< unique: "layer=3", "tied:tok.weight"
   GroupId group;    ///< every device that holds it
   DType dtype = DType::F32;
   std::vector<ParamId> params;  ///< in order
   std::vector<int64_t> offsets; ///< of each, in elements; aligned to kParamAlignment
-  int64_t numel = 0;            ///< padded to a multiple of group size x kParamAlignment
-  /// Rank i owns [i, i+1) x numel / ranks, and alone keeps that range of …
+  int64_t numel = 0;            ///< padded to a multiple of the copies x kParamAlignment
+  /// Copy i (Group::copy) owns [i, i+1) x numel / copies, and alone keeps that range of …
   bool shard_optimizer = false; ///< the optimizer's state (ZeRO-1)
   bool shard_grads = false;     ///< the gradients (ZeRO-2; implies the former)
   bool shard_params = false;    ///< the parameters (ZeRO-3; implies the former)

@@ -37,6 +37,7 @@ const char* color_of(Op op) {
   case Op::ReduceScatter:
   case Op::AllGather:
   case Op::Gather:
+  case Op::Redistribute:
     return "gold";
   default:
     return "white";

@@ -331,7 +331,7 @@ Result<std::vector<MemoryBound>> bound_memory(const PlanSet& set, const ModelSpe
       if (set.rank_in(bucket.group, bound.device) < 0)
         continue;
       const int64_t bytes = bucket.numel * size_of(bucket.dtype);
-      const auto ranks = static_cast<int64_t>(set.groups[bucket.group.value].devices.size());
+      const int64_t ranks = set.groups[bucket.group.value].copies();
       const auto kept = [&](StateKind kind) {
         return is_sharded(bucket, kind) ? bytes / ranks : bytes;
       };

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <unordered_set>
 
 namespace piper::ir {
@@ -45,6 +46,21 @@ void declare(text::Reader& in, text::NameTable& names, const std::string& name, 
     in.fail(fmt::format("a second {} \"{}\"", what, name));
 }
 
+constexpr std::array kCuts = {"none", "tensor", "tokens", "experts"};
+static_assert(kCuts.size() == static_cast<size_t>(Cut::Experts) + 1);
+
+/// After the word `cut`.
+void read_cut(text::Reader& in, const text::NameTable& values, ModelCall& call) {
+  std::string_view word = in.bare("a way to cut");
+  const auto found = std::find(kCuts.begin(), kCuts.end(), word);
+  if (found == kCuts.end())
+    in.fail(fmt::format("calls are not cut by \"{}\"", word));
+  call.cut = static_cast<Cut>(found - kCuts.begin());
+  call.pieces = in.integer("a number of pieces");
+  if (in.accept("by"))
+    call.counts = read_list<ValueId>(in, values, "value").front();
+}
+
 ModelSpec read_model(text::Reader& in) {
   ModelSpec model;
   text::NameTable values, params, calls;
@@ -62,11 +78,13 @@ ModelSpec read_model(text::Reader& in) {
       declare(in, values, value.name, "value");
       value.type = text::read_type(in);
       value.differentiable = in.accept("differentiable");
+      value.is_counts = in.accept("counts");
     } else if (in.accept("param")) {
       ModelParam& param = model.params.emplace_back();
       param.name = in.name("a parameter's name");
       declare(in, params, param.name, "parameter");
       param.type = text::read_type(in);
+      param.cut = in.accept("cut");
     } else if (in.accept("call")) {
       CallId id(model.calls.size());
       ModelCall& call = model.calls.emplace_back();
@@ -89,6 +107,8 @@ ModelSpec read_model(text::Reader& in) {
         call.outputs = read_list<ValueId>(in, values, "value");
       if (in.accept("flops"))
         call.flops_per_row = in.number("a number of flops");
+      if (in.accept("cut"))
+        read_cut(in, values, call);
       for (ValueId output : call.outputs) {
         if (model.values[output.value].producer)
           in.fail(fmt::format("value \"{}\" is made twice", model.value(output).name));
@@ -118,7 +138,58 @@ Result<void> unique_names(const ModelSpec& model, const auto& items, const char*
   return {};
 }
 
+/// What a cut call says fits its parameters and values.
+Result<void> verify_cut(const ModelSpec& model, const ModelCall& call) {
+  auto wrong_cut = [&](std::string message) {
+    return wrong(model, fmt::format("call {} can be cut by {}, but {}", call.name,
+                                    to_string(call.cut), message));
+  };
+  const bool by_pieces = call.cut == Cut::Tensor || call.cut == Cut::Experts;
+  if (call.pieces < 1 || (call.pieces > 1 && !by_pieces))
+    return wrong_cut(fmt::format("it has {} pieces", call.pieces));
+  if ((call.cut == Cut::Experts) != call.counts.valid())
+    return wrong(model,
+                 fmt::format("call {} must name its counts exactly if it has experts", call.name));
+  if (by_pieces) {
+    bool any = false;
+    for (ParamId id : call.params) {
+      const ModelParam& param = model.param(id);
+      any |= param.cut;
+      if (param.cut && (param.type.dims.empty() || param.type.dims[0] % call.pieces != 0))
+        return wrong_cut(fmt::format("parameter {} of type {} does not make {} pieces", param.name,
+                                     param.type.to_string(), call.pieces));
+      if (!param.cut && call.cut == Cut::Experts)
+        return wrong_cut(fmt::format("parameter {} is of no expert", param.name));
+    }
+    if (!any)
+      return wrong_cut("none of its parameters is");
+  }
+  if (call.cut == Cut::Experts) {
+    const TensorType& type = model.value(call.counts).type;
+    if (std::find(call.inputs.begin(), call.inputs.end(), call.counts) == call.inputs.end() ||
+        !model.value(call.counts).is_counts || type.dtype != DType::I64 || type.batch_dim >= 0 ||
+        type.dims != std::vector<int64_t>{1, call.pieces})
+      return wrong_cut(fmt::format("its counts are not an input of type i64[1,{}]", call.pieces));
+  }
+  for (const auto* list : {&call.inputs, &call.outputs})
+    for (ValueId id : *list) {
+      const ModelValue& value = model.value(id);
+      const TensorType& type = value.type;
+      if (call.cut == Cut::Tokens &&
+          (type.batch_dim != 0 || type.dims[0] != 1 || type.dims.size() < 2))
+        return wrong_cut(fmt::format("{} is {}, without a dimension of tokens after the rows",
+                                     value.name, type.to_string()));
+      if (call.cut == Cut::Experts && id != call.counts && type.batch_dim != 0)
+        return wrong_cut(fmt::format("{} is {}, without rows first", value.name, type.to_string()));
+    }
+  return {};
+}
+
 } // namespace
+
+const char* to_string(Cut cut) {
+  return kCuts[static_cast<size_t>(cut)];
+}
 
 namespace text {
 
@@ -182,12 +253,13 @@ std::string ModelSpec::to_text() const {
     out += "value ";
     text::append_name(out, value.name);
     out += ' ' + value.type.to_string();
-    out += value.differentiable ? " differentiable\n" : "\n";
+    out += value.differentiable ? " differentiable" : "";
+    out += value.is_counts ? " counts\n" : "\n";
   }
   for (const ModelParam& param : params) {
     out += "param ";
     text::append_name(out, param.name);
-    out += ' ' + param.type.to_string() + '\n';
+    out += ' ' + param.type.to_string() + (param.cut ? " cut\n" : "\n");
   }
   for (const ModelCall& call : calls) {
     out += "call ";
@@ -210,6 +282,13 @@ std::string ModelSpec::to_text() const {
     if (call.flops_per_row != 0) {
       out += " flops ";
       text::append_double(out, call.flops_per_row);
+    }
+    if (call.cut != Cut::None) {
+      out += fmt::format(" cut {} {}", to_string(call.cut), call.pieces);
+      if (call.counts) {
+        out += " by ";
+        text::append_name(out, value(call.counts).name);
+      }
     }
     out += '\n';
   }
@@ -279,6 +358,8 @@ Result<void> verify(const ModelSpec& model) {
       made[output.value] = true;
     }
   }
+  for (const ModelCall& call : model.calls)
+    PIPER_CHECK_OK(verify_cut(model, call));
   for (size_t i = 0; i < model.values.size(); ++i)
     if (!made[i])
       return wrong(model, fmt::format("value \"{}\" is neither an input nor made by a call",

@@ -27,6 +27,7 @@ struct ModelValue {
   TensorType type;
   bool differentiable = false; ///< a gradient flows back to it
   CallId producer;             ///< none for a model input
+  bool is_counts = false;      ///< [1, experts]: how many rows of other values go to each expert
   bool operator==(const ModelValue&) const = default;
 };
 
@@ -35,8 +36,19 @@ struct ModelValue {
 struct ModelParam {
   std::string name; ///< unique: "blocks.3.ln1.weight"
   TensorType type;  ///< without batch rows
+  bool cut = false; ///< along its first dimension, where a call that uses it is cut
   bool operator==(const ModelParam&) const = default;
 };
+
+/// How the ranks of a group may share a call.
+enum class Cut : uint8_t {
+  None,
+  Tensor,  ///< each with a piece of its parameters; what it gives is the sum over the ranks
+  Tokens,  ///< each on a piece of the dimension after the rows (what works token by token)
+  Experts, ///< each with some of its experts: every value of it but the counts has its rows sorted
+           ///< by expert
+};
+const char* to_string(Cut cut); ///< "none", "tensor", "tokens", "experts"
 
 /// The smallest thing that can be scheduled.
 struct ModelCall {
@@ -46,6 +58,9 @@ struct ModelCall {
   std::vector<ValueId> outputs;
   std::vector<ParamId> params; ///< in the order in which the module registers them
   double flops_per_row = 0;    ///< forward, declared; 2 x parameters x tokens if not given
+  Cut cut = Cut::None;
+  int64_t pieces = 1; ///< Tensor, Experts: into how many pieces at most, all of one size
+  ValueId counts;     ///< Experts: which input holds the counts
   bool operator==(const ModelCall&) const = default;
 };
 
@@ -78,7 +93,7 @@ struct ModelSpec {
 };
 
 /// Refuses a spec that breaks the rules above: a value used before it is made, two values or calls
-/// of one name, a call without outputs, a loss that is no scalar.
+/// of one name, a call without outputs, a loss that is no scalar, a cut that cannot be.
 Result<void> verify(const ModelSpec& model);
 
 } // namespace piper::ir

@@ -252,6 +252,12 @@ ValueRef read_ref(Reader& in, const Lookup& lookup, int32_t expected_microbatch,
   return ref;
 }
 
+namespace {
+bool comes_from_peer(Op op) {
+  return op == Op::Recv || op == Op::Redistribute;
+}
+} // namespace
+
 void append_id(std::string& out, const Names& names, const NodeId& id) {
   out += to_string(id.op);
   if (id.op != Op::Commit || id.subject != 0)
@@ -277,7 +283,7 @@ void append_id(std::string& out, const Names& names, const NodeId& id) {
     append_group(out, id.at);
   }
   if (id.peer) {
-    out += id.op == Op::Recv ? " from " : " to ";
+    out += comes_from_peer(id.op) ? " from " : " to ";
     append_group(out, id.peer);
   }
 }
@@ -303,7 +309,7 @@ NodeId read_id(Reader& in, const Lookup& lookup) {
     id.microbatch = read_microbatch(in);
   if (in.accept("on"))
     id.at = read_group(in);
-  if (in.accept(id.op == Op::Recv ? "from" : "to"))
+  if (in.accept(comes_from_peer(id.op) ? "from" : "to"))
     id.peer = read_group(in);
   return id;
 }
@@ -332,7 +338,17 @@ void append_groups(std::string& out, const std::vector<Group>& groups) {
       out += " devices ";
       append_devices(out, groups[i].devices);
     }
-    out += groups[i].replicated ? " replicated\n" : "\n";
+    if (groups[i].replicated)
+      out += " replicated";
+    if (groups[i].ways != 1) {
+      out += " ways ";
+      append_int(out, groups[i].ways);
+    }
+    if (groups[i].layout != Layout::Whole) {
+      out += " layout ";
+      out += to_string(groups[i].layout);
+    }
+    out += '\n';
   }
 }
 
@@ -343,6 +359,15 @@ Group read_group_line(Reader& in, size_t expected) {
   if (in.accept("devices"))
     group.devices = read_devices(in);
   group.replicated = in.accept("replicated");
+  if (in.accept("ways"))
+    group.ways = in.index("a number of ranks");
+  if (in.accept("layout")) {
+    std::string_view word = in.bare("a layout");
+    auto layout = parse_layout(word);
+    if (!layout)
+      in.fail(fmt::format("there is no layout \"{}\"", word));
+    group.layout = *layout;
+  }
   in.end_line();
   return group;
 }

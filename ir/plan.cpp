@@ -27,7 +27,7 @@ const char* to_string(Opcode opcode) {
     return to_string(static_cast<Op>(opcode));
   return kOpcodes[static_cast<size_t>(opcode) - static_cast<size_t>(Opcode::CopyState)];
 }
-static_assert(static_cast<int>(Opcode::ZeroGrads) == static_cast<int>(Op::ZeroGrads) &&
+static_assert(static_cast<int>(Opcode::Redistribute) == static_cast<int>(Op::Redistribute) &&
               static_cast<int>(Opcode::Input) == static_cast<int>(Op::Input));
 
 namespace {
@@ -74,15 +74,59 @@ std::vector<std::vector<DeviceIndex>> PlanSet::loss_order() const {
   return order;
 }
 
+Team::Kind team_kind(Opcode collective) {
+  return collective == Opcode::Commit         ? Team::Kind::All
+         : collective == Opcode::Redistribute ? Team::Kind::Block
+                                              : Team::Kind::Copies;
+}
+
+Team PlanSet::team_of(const Instruction& collective, int rank) const {
+  // An all-to-all happens in the blocks of the experts' group, the others in those of both.
+  GroupId id = collective.group;
+  const Team::Kind kind = team_kind(collective.op);
+  if (kind == Team::Kind::Block && groups[collective.self.value].ways > groups[id.value].ways)
+    id = collective.self;
+  const Group& group = groups[id.value];
+  const auto at = static_cast<uint32_t>(rank);
+  const uint32_t index = kind == Team::Kind::Block    ? at / group.ways
+                         : kind == Team::Kind::Copies ? group.column(rank)
+                                                      : 0;
+  return {id, kind, index};
+}
+
+std::vector<DeviceIndex> PlanSet::members(const Team& team) const {
+  const Group& group = groups[team.group.value];
+  switch (team.kind) {
+  case Team::Kind::Block:
+    return group.block_of(static_cast<int>(team.index * group.ways));
+  case Team::Kind::Copies:
+    return group.copies_with(static_cast<int>(team.index));
+  case Team::Kind::All:
+    break;
+  }
+  return group.devices;
+}
+
+int PlanSet::place_in(const Team& team, int rank) const {
+  const Group& group = groups[team.group.value];
+  switch (team.kind) {
+  case Team::Kind::Block:
+    return rank % static_cast<int>(group.ways);
+  case Team::Kind::Copies:
+    return group.copy(rank);
+  case Team::Kind::All:
+    break;
+  }
+  return rank;
+}
+
 int64_t PlanSet::rows(GroupId group) const {
-  const int64_t rows = batch / microbatches;
-  const Group& members = groups[group.value];
-  return members.replicated ? rows / static_cast<int64_t>(members.devices.size()) : rows;
+  return batch / microbatches / groups[group.value].shares();
 }
 
 int64_t PlanSet::first_row(GroupId group, int rank, int32_t microbatch) const {
   const int64_t before = microbatch > 0 ? microbatch * (batch / microbatches) : 0;
-  return groups[group.value].replicated ? before + rank * rows(group) : before;
+  return before + groups[group.value].share(rank) * rows(group);
 }
 
 std::string PlanSet::name(RoleId role, const Instruction& instruction,
@@ -130,6 +174,7 @@ std::string PlanSet::name(RoleId role, const Instruction& instruction,
   case Opcode::Seed:
   case Opcode::Add:
   case Opcode::Recv:
+  case Opcode::Redistribute:
     append_values(instruction.outputs);
     break;
   case Opcode::Gather:
@@ -158,6 +203,12 @@ std::string PlanSet::name(RoleId role, const Instruction& instruction,
     out += ' ';
     text::append_microbatch(out, instruction.microbatch);
   }
+  auto layout = [&](GroupId group) {
+    return group.value < groups.size() ? to_string(groups[group.value].layout) : "?";
+  };
+  if (instruction.op == Opcode::Redistribute)
+    fmt::format_to(std::back_inserter(out), " from {} to {}", layout(instruction.group),
+                   layout(instruction.self));
   if (instruction.op == Opcode::Send || instruction.op == Opcode::Recv) {
     out += instruction.op == Opcode::Send ? " to " : " from ";
     text::append_group(out, instruction.group);

@@ -70,6 +70,7 @@ enum class Opcode : uint8_t {
   Gather,
   Release,
   ZeroGrads,
+  Redistribute,
   // Of migration plans.
   CopyState, ///< within the device: `source` to `target`
   SendState, ///< `source` to device `device`
@@ -105,14 +106,17 @@ struct Instruction {
   std::vector<SlotId> inputs;  ///< tensors read. Backward, BackwardInput: one Saved slot a chunk
                                ///< first (forward order), then gradients of what the chunks give
                                ///< out. BackwardWeight: one Deferred slot a chunk. Add: the parts,
-                               ///< left to right
+                               ///< left to right. Redistribute: the value; of an all-to-all, unless
+                               ///< it moves the counts themselves, then these as its source and as
+                               ///< its target have them
   std::vector<SlotId> outputs; ///< tensors made. Forward, Recompute: one Saved slot a chunk first,
                                ///< then what others read. BackwardInput: one Deferred slot a chunk
                                ///< first (none for a chunk without parameters), then gradients
   std::vector<SlotId> frees;   ///< slots that no later instruction reads: dropped when done
   std::vector<BucketId> buckets; ///< of what is_bucket_op: one. Commit: all
                                  ///< that the role holds
-  GroupId group;                 ///< of a collective; of Send and Recv the peer's group
+  GroupId group;                 ///< of a collective; of Send and Recv the peer's group; of
+                                 ///< Redistribute where the value comes from
   GroupId self;                  ///< the group as whose member the device runs it
   EdgeId edge;                   ///< of what goes over the transport
   double scale = 1;              ///< of Seed
@@ -140,13 +144,27 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-/// The groups that a role's devices are members of. Devices of one role have the same groups and
-/// the same pattern of ranks in them.
+/// The groups that a role's devices are members of. Devices of one role have the same groups, and
+/// in each the same place in its blocks.
 struct Role {
   std::string name; ///< "g0", "g0+g2"
   std::vector<GroupId> groups;
   bool operator==(const Role&) const = default;
 };
+
+/// Those members of a group that take part in one collective.
+struct Team {
+  enum class Kind : uint8_t {
+    All,    ///< of Commit
+    Copies, ///< of what is done to a bucket: see Group::copies
+    Block,  ///< of Redistribute
+  };
+  GroupId group;
+  Kind kind = Kind::All;
+  uint32_t index = 0; ///< among the group's teams of this kind
+  auto operator<=>(const Team&) const = default;
+};
+Team::Kind team_kind(Opcode collective);
 
 /// All plans of one epoch and the table that says who runs which.
 struct PlanSet {
@@ -167,9 +185,14 @@ struct PlanSet {
   RoleId role_of(DeviceIndex device) const; ///< none for an idle device
   /// The rank of the device in the group, -1 if it is no member.
   int rank_in(GroupId group, DeviceIndex device) const;
+  /// Who takes part in a collective that this rank of its group runs.
+  Team team_of(const Instruction& collective, int rank) const;
+  std::vector<DeviceIndex> members(const Team& team) const; ///< by rank
+  /// The place of a rank of the team's group among the members; also of another team of its kind.
+  int place_in(const Team& team, int rank) const;
   /// Of each microbatch, the devices that compute its loss, by rank.
   std::vector<std::vector<DeviceIndex>> loss_order() const;
-  /// Rows that one device of the group works on in one microbatch, and the first of them in the
+  /// Rows that one rank of the group works on in one microbatch, and the first of them in the
   /// global batch.
   int64_t rows(GroupId group) const;
   int64_t first_row(GroupId group, int rank, int32_t microbatch) const;

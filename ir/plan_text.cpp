@@ -68,7 +68,9 @@ StateRange read_state(Reader& in) {
 }
 
 const char* group_word(Opcode op) {
-  return op == Opcode::Send ? " to " : op == Opcode::Recv ? " from " : " over ";
+  return op == Opcode::Send                                 ? " to "
+         : op == Opcode::Recv || op == Opcode::Redistribute ? " from "
+                                                            : " over ";
 }
 
 void append_instruction(std::string& out, const Plan& plan, const Instruction& each) {

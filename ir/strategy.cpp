@@ -60,9 +60,9 @@ void Filter::add(Term term) {
 }
 
 const char* Directive::op() const {
-  constexpr std::array kOps = {"split",   "split_backward", "place",     "replicate", "order",
-                               "overlap", "fuse",           "recompute", "prefetch",  "tag",
-                               "schedule"};
+  constexpr std::array kOps = {"split",    "split_backward", "place",       "replicate", "order",
+                               "overlap",  "fuse",           "recompute",   "prefetch",  "tag",
+                               "schedule", "shard",          "shard_tensor"};
   static_assert(kOps.size() == std::variant_size_v<DirectiveBody>);
   return kOps[body.index()];
 }
@@ -85,6 +85,13 @@ Strategy& Strategy::replicate(Filter filter, std::vector<DeviceIndex> devices) {
 }
 Strategy& Strategy::replicate(Replicate directive) {
   return add(std::move(directive));
+}
+Strategy& Strategy::shard(Filter filter, std::vector<DeviceIndex> devices, uint32_t ways) {
+  return add(Shard{std::move(filter), std::move(devices), ways, {}});
+}
+Strategy& Strategy::shard_tensor(Filter filter, std::vector<DeviceIndex> devices, uint32_t ways,
+                                 bool sequence) {
+  return add(ShardTensor{std::move(filter), std::move(devices), ways, sequence, {}});
 }
 Strategy& Strategy::order(std::vector<std::vector<Filter>> groups) {
   return add(Order{std::move(groups)});

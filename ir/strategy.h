@@ -82,6 +82,28 @@ struct Replicate {
   std::string gather_stream;
   bool operator==(const Replicate&) const = default;
 };
+/// Expert parallel over `devices`: each `ways` of them in a row hold all experts of the calls that
+/// match, an equal share each, and work on each other's tokens; an all-to-all goes before and
+/// after. Several such blocks are replicas, and need a `replicate` over the same devices.
+struct Shard {
+  Filter filter;
+  std::vector<DeviceIndex> devices;
+  uint32_t ways = 0;  ///< 0: all devices
+  std::string stream; ///< of the all-to-alls
+  bool operator==(const Shard&) const = default;
+};
+/// Tensor parallel over `devices`: each `ways` of them in a row work on the same rows. Calls that
+/// say how their parameters are cut run on a piece of them each, and their results are summed;
+/// other calls run alike on all. With `sequence`, those that work token by token run on a piece of
+/// the tokens each, and the sums are scattered.
+struct ShardTensor {
+  Filter filter;
+  std::vector<DeviceIndex> devices;
+  uint32_t ways = 0; ///< 0: all devices
+  bool sequence = false;
+  std::string stream; ///< of the collectives between the calls
+  bool operator==(const ShardTensor&) const = default;
+};
 /// The gradients of inputs and those of weights become two nodes, with PASS BI and BW in place of
 /// B: what waits for the former does not wait for the latter. Neither repeats the other's work.
 struct SplitBackward {
@@ -139,7 +161,7 @@ struct Schedule {
 };
 
 using DirectiveBody = std::variant<Split, SplitBackward, Place, Replicate, Order, Overlap, Fuse,
-                                   Recompute, Prefetch, TagCalls, Schedule>;
+                                   Recompute, Prefetch, TagCalls, Schedule, Shard, ShardTensor>;
 
 /// Where a directive was written.
 struct Origin {
@@ -168,6 +190,9 @@ struct Strategy {
   Strategy& place(Filter filter, std::vector<DeviceIndex> devices, std::string stream = {});
   Strategy& replicate(Filter filter, std::vector<DeviceIndex> devices);
   Strategy& replicate(Replicate directive);
+  Strategy& shard(Filter filter, std::vector<DeviceIndex> devices, uint32_t ways = 0);
+  Strategy& shard_tensor(Filter filter, std::vector<DeviceIndex> devices, uint32_t ways = 0,
+                         bool sequence = false);
   Strategy& order(std::vector<std::vector<Filter>> groups);
   Strategy& overlap(Filter a, Filter b);
   Strategy& fuse(Filter filter);

@@ -39,6 +39,16 @@ Json json_of(const Filter& filter) {
   return out;
 }
 
+/// What Shard and ShardTensor share.
+template <class Sharding> void put_sharding(Json& out, const Sharding& d) {
+  out["filter"] = json_of(d.filter);
+  out["devices"] = d.devices;
+  if (d.ways)
+    out["ways"] = d.ways;
+  if (!d.stream.empty())
+    out["stream"] = d.stream;
+}
+
 /// The body after `op`, in the order in which a person would write it.
 Json json_of(const DirectiveBody& body) {
   Json out = Json::object();
@@ -102,6 +112,12 @@ Json json_of(const DirectiveBody& body) {
                      out["microbatches"] = d.microbatches;
                    if (!d.table.empty())
                      out["table"] = d.table;
+                 },
+                 [&](const Shard& d) { put_sharding(out, d); },
+                 [&](const ShardTensor& d) {
+                   put_sharding(out, d);
+                   if (d.sequence)
+                     out["sequence"] = true;
                  },
              },
              body);

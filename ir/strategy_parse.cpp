@@ -25,14 +25,12 @@ struct Unavailable {
   const char* instead;
 };
 constexpr Unavailable kUnavailable[] = {
-    {"shard", "use \"place\", with \"replicate\" where several devices share the work"},
-    {"shard_tensor", "use \"place\" to spread the calls over devices"},
     {"offload", "leave it out; \"split\" into more microbatches lowers the peak"},
     {"mirror", "leave it out; \"replicate\" keeps a copy on each of its devices"},
 };
 const std::vector<std::string> kOps = {
-    "split", "split_backward", "place",    "replicate", "order",   "overlap",
-    "fuse",  "recompute",      "prefetch", "tag",       "schedule"};
+    "split",     "split_backward", "place", "replicate", "order", "overlap",     "fuse",
+    "recompute", "prefetch",       "tag",   "schedule",  "shard", "shard_tensor"};
 
 /// The characters of a text; counts the lines that the parser has passed, since nlohmann::json
 /// does not say where in a text a value stands.
@@ -264,6 +262,15 @@ Replicate read_replicate(const Fields& in) {
   return out;
 }
 
+/// What Shard and ShardTensor share.
+template <class Sharding> Sharding read_sharding(const Fields& in) {
+  Sharding out{.filter = in.filter("filter"), .devices = in.devices()};
+  if (const Json* ways = in.find({"ways"}))
+    out.ways = static_cast<uint32_t>(in.integer(*ways, 1, "a number of 1 or more"));
+  out.stream = in.string_or_empty("stream");
+  return out;
+}
+
 Order read_order(const Fields& in) {
   in.allow_only({"filters"});
   const Json& groups = in.get({"filters"});
@@ -302,6 +309,16 @@ DirectiveBody read_body(const std::string& op, const Fields& in) {
   }
   if (op == "replicate")
     return read_replicate(in);
+  if (op == "shard") {
+    in.allow_only({"filter", "devices", "device", "ways", "stream"});
+    return read_sharding<Shard>(in);
+  }
+  if (op == "shard_tensor") {
+    in.allow_only({"filter", "devices", "device", "ways", "stream", "sequence"});
+    auto out = read_sharding<ShardTensor>(in);
+    out.sequence = in.boolean("sequence");
+    return out;
+  }
   if (op == "order")
     return read_order(in);
   if (op == "overlap") {

@@ -25,7 +25,8 @@ struct Places {
 Result<void> check_shares(const RoleView& role, const Instruction& each, GroupId& first) {
   const PlanSet& set = role.set;
   const int64_t shares = replicas(set, each.self), rows = set.batch / set.microbatches;
-  if (set.groups[each.self.value].devices.size() > static_cast<size_t>(shares))
+  const Group& group = set.groups[each.self.value];
+  if (group.size() > static_cast<size_t>(shares) * group.ways)
     return role.wrong(each,
                       fmt::format("the devices of g{} would all do the same", each.self.value));
   if (rows % shares != 0)

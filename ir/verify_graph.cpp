@@ -62,6 +62,9 @@ private:
       std::sort(devices.begin(), devices.end());
       if (auto twice = std::adjacent_find(devices.begin(), devices.end()); twice != devices.end())
         return wrong(fmt::format("group g{} has device {} twice", g, *twice));
+      if (const uint32_t ways = graph_.groups[g].ways; ways < 1 || devices.size() % ways != 0)
+        return wrong(
+            fmt::format("group g{} has {} devices in blocks of {}", g, devices.size(), ways));
     }
     std::unordered_set<std::string_view> names;
     std::vector<bool> held(model.params.size());
@@ -84,6 +87,8 @@ private:
     if (bucket.offsets.size() != bucket.params.size())
       return wrong(fmt::format("bucket {} has {} parameters and {} offsets", bucket.name,
                                bucket.params.size(), bucket.offsets.size()));
+    static const Group kNowhere{.devices = {0}};
+    const Group& group = bucket.group ? graph_.groups[bucket.group.value] : kNowhere;
     int64_t end = 0;
     for (size_t i = 0; i < bucket.params.size(); ++i) {
       const ParamId id = bucket.params[i];
@@ -102,10 +107,9 @@ private:
         return wrong(fmt::format("parameter {} is at offset {} of bucket {}: it overlaps the one "
                                  "before or is not aligned to {}",
                                  param.name, bucket.offsets[i], bucket.name, kParamAlignment));
-      end = bucket.offsets[i] + param.type.numel(1);
+      end = bucket.offsets[i] + type_on(group, param).numel(1);
     }
-    const int64_t ranks =
-        bucket.group ? static_cast<int64_t>(graph_.groups[bucket.group.value].devices.size()) : 1;
+    const int64_t ranks = group.copies();
     if (bucket.numel < end || bucket.numel % (ranks * kParamAlignment) != 0)
       return wrong(fmt::format("bucket {} has {} elements: its parameters need {}, padded to a "
                                "multiple of {}",
@@ -303,9 +307,11 @@ private:
 
   Result<void> check_transfer(const Node& node, uint32_t number) {
     const bool send = node.id.op == Op::Send;
+    if (node.id.op == Op::Redistribute)
+      return check_redistribute(node);
     if (!send && node.id.op != Op::Recv) {
       if (node.id.peer)
-        return wrong(node, "only Send and Recv have a peer");
+        return wrong(node, "only transfers have a peer");
       return {};
     }
     if (!node.id.at || !node.id.peer || node.id.at == node.id.peer)
@@ -322,6 +328,16 @@ private:
                    send ? "nothing receives what it sends" : "nothing sends what it receives");
     if (!send)
       found_.push_back({other, number, -1});
+    return {};
+  }
+
+  Result<void> check_redistribute(const Node& node) const {
+    if (!node.id.at || !node.id.peer)
+      return wrong(node, "it moves a value between two groups");
+    const Group &from = graph_.groups[node.id.peer.value], &to = graph_.groups[node.id.at.value];
+    if (!move_between(from, to))
+      return wrong(node, fmt::format("a value cannot go from g{} to g{} within blocks",
+                                     node.id.peer.value, node.id.at.value));
     return {};
   }
 

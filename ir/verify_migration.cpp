@@ -17,10 +17,10 @@ std::pair<int64_t, int64_t> kept(const PlanSet& set, const Bucket& bucket, State
     return {0, 1};
   if (!is_sharded(bucket, kind))
     return {0, bucket.numel};
-  const int64_t share =
-      bucket.numel / static_cast<int64_t>(set.groups[bucket.group.value].devices.size());
-  const int64_t rank = set.rank_in(bucket.group, device);
-  return {rank * share, (rank + 1) * share};
+  const Group& group = set.groups[bucket.group.value];
+  const int64_t share = bucket.numel / group.copies();
+  const int64_t copy = group.copy(set.rank_in(bucket.group, device));
+  return {copy * share, (copy + 1) * share};
 }
 
 struct Written {
@@ -100,8 +100,9 @@ private:
     size_t piece = 0;
     for (size_t p = 0; p < bucket.params.size(); ++p) {
       int64_t at = std::max(begin, bucket.offsets[p]);
-      int64_t until =
-          std::min(end, bucket.offsets[p] + model_.param(bucket.params[p]).type.numel(0));
+      const int64_t numel =
+          type_on(set_.groups[bucket.group.value], model_.param(bucket.params[p])).numel(0);
+      int64_t until = std::min(end, bucket.offsets[p] + numel);
       if (kind == StateKind::Step)
         at = 0, until = 1;
       while (at < until) {

@@ -68,10 +68,10 @@ Result<void> needs(const RoleView& view, const Instruction& each) {
   if (is_of_state(each.op) != (set.kind == PlanKind::Migrate))
     return view.wrong(each,
                       fmt::format("it has no place in a plan of kind {}", to_string(set.kind)));
-  const bool of_training = adds_to_gradients(each.op) || each.op == Opcode::Seed ||
-                           each.op == Opcode::Recompute || each.op == Opcode::Add ||
-                           each.op == Opcode::Update || each.op == Opcode::ZeroGrads ||
-                           (is_collective(each.op) && each.op != Opcode::Gather);
+  const bool of_training =
+      adds_to_gradients(each.op) || each.op == Opcode::Seed || each.op == Opcode::Recompute ||
+      each.op == Opcode::Add || each.op == Opcode::Update || each.op == Opcode::ZeroGrads ||
+      (is_collective(each.op) && each.op != Opcode::Gather && each.op != Opcode::Redistribute);
   if (set.kind == PlanKind::Eval && of_training)
     return view.wrong(each, "an evaluation neither goes backward nor updates");
   if ((is_transfer(each.op) || is_collective(each.op)) && each.edge.value >= set.edges.size())
@@ -86,6 +86,14 @@ Result<void> needs(const RoleView& view, const Instruction& each) {
                                      : "it belongs to no microbatch");
   if (is_transfer(each.op) && !each.group)
     return view.wrong(each, "a transfer goes from a group to a group");
+  if (each.op == Opcode::Redistribute) {
+    if (!each.group)
+      return view.wrong(each, "it moves a value from nowhere");
+    const Group &from = set.groups[each.group.value], &to = set.groups[each.self.value];
+    if (!move_between(from, to))
+      return view.wrong(each, fmt::format("a value cannot go from g{} to g{} within blocks",
+                                          each.group.value, each.self.value));
+  }
   if (is_bucket_op(each.op) && each.buckets.size() != 1)
     return view.wrong(each, fmt::format("it has {} buckets, one is right", each.buckets.size()));
   if (!of_group && !each.buckets.empty())

@@ -115,13 +115,12 @@ inline Error wrong_set(const PlanSet& set, std::string message) {
 
 /// Into how many shares the devices of a group cut the rows of a microbatch.
 inline int64_t replicas(const PlanSet& set, GroupId group) {
-  const Group& members = set.groups[group.value];
-  return members.replicated ? static_cast<int64_t>(members.devices.size()) : 1;
+  return set.groups[group.value].shares();
 }
 
 inline bool is_collective(Opcode op) {
   return op == Opcode::AllReduce || op == Opcode::ReduceScatter || op == Opcode::AllGather ||
-         op == Opcode::Gather || op == Opcode::Commit;
+         op == Opcode::Gather || op == Opcode::Redistribute || op == Opcode::Commit;
 }
 inline bool is_of_state(Opcode op) {
   return op == Opcode::CopyState || op == Opcode::SendState || op == Opcode::RecvState;

@@ -7,6 +7,7 @@
 
 #include <map>
 #include <numeric>
+#include <tuple>
 
 namespace piper::ir {
 
@@ -62,16 +63,13 @@ struct RoleLinks {
 class ProgressVerifier {
 public:
   explicit ProgressVerifier(const JointPlan& joint)
-      : joint_(joint), set_(joint.set), waits_(joint.partner.size()), done_(joint.partner.size()),
-        members_(set_.groups.size()) {
+      : joint_(joint), set_(joint.set), waits_(joint.partner.size()), done_(joint.partner.size()) {
     for (const Plan& plan : set_.plans)
       links_.emplace_back(plan);
     for (size_t d = 0; d < joint.devices.size(); ++d) {
       const RoleLinks& links = links_of(d);
       for (size_t i = 0; i < links.waits.size(); ++i)
         waits_[joint.first[d] + i] += links.waits[i];
-      for (GroupId group : set_.roles[set_.devices.at(joint.devices[d]).value].groups)
-        ++members_[group.value];
     }
     for (uint32_t next : joint.next_in_channel)
       if (next != kNone)
@@ -94,13 +92,14 @@ public:
         finish(sends ? node : other, sends ? device : joint_.index_of(other));
         finish(sends ? other : node, sends ? joint_.index_of(other) : device);
       } else if (is_collective(each.op)) {
-        std::vector<uint32_t>& arrived = arrived_[{each.group, each.edge}];
+        const Meeting& meeting = meeting_of(device, each);
+        std::vector<uint32_t>& arrived = arrived_[{meeting.team, each.edge}];
         arrived.push_back(node);
-        if (arrived.size() < members_[each.group.value])
+        if (arrived.size() < meeting.members)
           continue;
         for (uint32_t member : arrived)
           finish(member, joint_.index_of(member));
-        arrived_.erase({each.group, each.edge});
+        arrived_.erase({meeting.team, each.edge});
       } else {
         finish(node, device);
       }
@@ -116,6 +115,27 @@ private:
   }
   const Instruction& at(size_t device, uint32_t node) const {
     return joint_.plan(device).instructions[node - joint_.first[device]];
+  }
+
+  Team team_of(size_t device, const Instruction& each) const {
+    return set_.team_of(each, set_.rank_in(each.group, joint_.devices[device]));
+  }
+  /// Who takes part in a collective.
+  struct Meeting {
+    Team team;
+    size_t members = 0; ///< those that are looked at
+  };
+  const Meeting& meeting_of(size_t device, const Instruction& each) {
+    const auto [known, fresh] = meetings_.try_emplace({device, each.group, each.op});
+    if (fresh) {
+      known->second.team = team_of(device, each);
+      const std::vector<DeviceIndex> all = set_.members(known->second.team);
+      known->second.members =
+          static_cast<size_t>(std::count_if(all.begin(), all.end(), [&](DeviceIndex participant) {
+            return std::binary_search(joint_.devices.begin(), joint_.devices.end(), participant);
+          }));
+    }
+    return known->second;
   }
 
   void finish(uint32_t node, size_t device) {
@@ -183,22 +203,26 @@ private:
       if (const uint32_t other = joint_.partner[each.head]; other != kNone)
         wait_for(joint_.index_of(other), other);
       if (is_collective(head.op))
-        for (uint32_t missing : missing_members(head))
+        for (uint32_t missing : missing_members(each.device, head))
           wait_for(joint_.index_of(missing), missing);
     }
     return describe(blocked, shortest_circle(blocked));
   }
 
   /// The nodes of a collective that have not come to it.
-  std::vector<uint32_t> missing_members(const Instruction& head) const {
+  std::vector<uint32_t> missing_members(size_t device, const Instruction& head) const {
+    const std::vector<DeviceIndex> all = set_.members(team_of(device, head));
     std::vector<uint32_t> missing;
-    for (size_t d = 0; d < joint_.devices.size(); ++d)
+    for (size_t d = 0; d < joint_.devices.size(); ++d) {
+      if (std::find(all.begin(), all.end(), joint_.devices[d]) == all.end())
+        continue;
       for (uint32_t node = joint_.first[d]; node < joint_.first[d + 1]; ++node) {
         const Instruction& each = at(d, node);
         if (is_collective(each.op) && each.group == head.group && each.edge == head.edge &&
             waits_[node] != 0)
           missing.push_back(node);
       }
+    }
     return missing;
   }
 
@@ -258,13 +282,13 @@ private:
 
   const JointPlan& joint_;
   const PlanSet& set_;
-  std::vector<RoleLinks> links_;  ///< of each role
-  std::vector<uint32_t> waits_;   ///< of each node: what it still waits for, beside its partners
-  std::vector<bool> done_;        ///< of each node
-  std::vector<uint32_t> members_; ///< of each group, those that are looked at
-  std::vector<uint32_t> order_;   ///< nodes, as they ended
-  std::vector<uint32_t> ready_;   ///< nodes
-  std::map<std::pair<GroupId, EdgeId>, std::vector<uint32_t>> arrived_; ///< nodes of collectives
+  std::vector<RoleLinks> links_; ///< of each role
+  std::vector<uint32_t> waits_;  ///< of each node: what it still waits for, beside its partners
+  std::vector<bool> done_;       ///< of each node
+  std::vector<uint32_t> order_;  ///< nodes, as they ended
+  std::vector<uint32_t> ready_;  ///< nodes
+  std::map<std::tuple<size_t, GroupId, Opcode>, Meeting> meetings_;  ///< of each device
+  std::map<std::pair<Team, EdgeId>, std::vector<uint32_t>> arrived_; ///< nodes of collectives
 };
 
 } // namespace

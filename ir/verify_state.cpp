@@ -102,7 +102,7 @@ private:
         return view_.wrong(all_[its.reduce],
                            fmt::format("the optimizer of bucket {} is {}sharded", bucket.name,
                                        bucket.shard_optimizer ? "" : "not "));
-    } else if (set_.groups[bucket.group.value].devices.size() > 1 && !bucket.shard_grads) {
+    } else if (set_.groups[bucket.group.value].copies() > 1 && !bucket.shard_grads) {
       return view_.wrong(fmt::format("bucket {} is not summed over its group", bucket.name));
     }
     if (bucket.shard_optimizer && !bucket.shard_params && its.gather == kNone)
@@ -120,6 +120,14 @@ private:
     if (!view_.is_member(bucket.group))
       return view_.wrong(all_[i], fmt::format("the role does not hold bucket {} of parameter {}",
                                               bucket.name, facts_.model.param(param).name));
+    const Group &at = set_.groups[all_[i].self.value], &home = set_.groups[bucket.group.value];
+    const Layout layout = home_of(at.layout, facts_.model.param(param));
+    if (home.layout != layout || home.ways != at.ways)
+      return view_.wrong(all_[i],
+                         fmt::format("parameter {} is {} in blocks of {} there, but its bucket {} "
+                                     "is for {} ones in blocks of {}",
+                                     facts_.model.param(param).name, to_string(layout), at.ways,
+                                     bucket.name, to_string(home.layout), home.ways));
     if (goes_forward(all_[i].op)) {
       if (!order_.before(i, its.update)) // of sharded ones, also before they are let go
         return view_.wrong(all_[i],

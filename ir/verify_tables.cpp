@@ -12,6 +12,9 @@ Result<void> groups(const PlanSet& set) {
     std::vector<DeviceIndex> devices = set.groups[g].devices;
     if (devices.empty())
       return wrong_set(set, fmt::format("group g{} has no devices", g));
+    if (const uint32_t ways = set.groups[g].ways; ways < 1 || devices.size() % ways != 0)
+      return wrong_set(
+          set, fmt::format("group g{} has {} devices in blocks of {}", g, devices.size(), ways));
     std::sort(devices.begin(), devices.end());
     if (auto twice = std::adjacent_find(devices.begin(), devices.end()); twice != devices.end())
       return wrong_set(set, fmt::format("group g{} has device {} twice", g, *twice));
@@ -63,6 +66,7 @@ Result<void> members(const PlanSet& set) {
 
 Result<void> bucket_params(const PlanSet& set, const ModelSpec& model, const Bucket& bucket,
                            std::vector<bool>& held) {
+  const Group& group = set.groups[bucket.group.value];
   if (bucket.offsets.size() != bucket.params.size())
     return wrong_set(set, fmt::format("bucket {} has {} parameters and {} offsets", bucket.name,
                                       bucket.params.size(), bucket.offsets.size()));
@@ -85,9 +89,12 @@ Result<void> bucket_params(const PlanSet& set, const ModelSpec& model, const Buc
                        fmt::format("parameter {} is at offset {} of bucket {}: it overlaps "
                                    "the one before or is not aligned to {}",
                                    param.name, bucket.offsets[i], bucket.name, kParamAlignment));
-    end = bucket.offsets[i] + param.type.numel(1);
+    if (group.parts() > 1 && (!param.cut || param.type.dims[0] % group.parts() != 0))
+      return wrong_set(set, fmt::format("parameter {} of bucket {} does not make {} parts",
+                                        param.name, bucket.name, group.parts()));
+    end = bucket.offsets[i] + type_on(group, param).numel(1);
   }
-  const auto ranks = static_cast<int64_t>(set.groups[bucket.group.value].devices.size());
+  const int64_t ranks = group.copies();
   if (bucket.numel < end || bucket.numel % (ranks * kParamAlignment) != 0)
     return wrong_set(set, fmt::format("bucket {} has {} elements: its parameters need {}, padded "
                                       "to a multiple of {}",

@@ -60,6 +60,15 @@ private:
                  std::move(message));
   }
 
+  /// What a Redistribute moves, of any microbatch.
+  ValueRef moved(RoleId role, const Instruction& each) const {
+    if (each.op != Opcode::Redistribute)
+      return {};
+    ValueRef value = set_.plans[role.value].slots[each.inputs[0].value].value;
+    value.microbatch = kNoMicrobatch;
+    return value;
+  }
+
   /// A collective has an edge of its own, so that its keys are those of no transfer or other
   /// collective.
   Result<void> edges() const {
@@ -79,7 +88,9 @@ private:
         const bool same = is_transfer(each.op)
                               ? is_transfer(other.op)
                               : each.op == other.op && each.group == other.group &&
-                                    (each.op == Opcode::Commit || each.buckets == other.buckets);
+                                    each.self == other.self &&
+                                    (each.op == Opcode::Commit || each.buckets == other.buckets) &&
+                                    moved(RoleId(r), each) == moved(use.role, other);
         if (!same)
           return wrong_instruction(set_, RoleId(r), each, model_,
                                    fmt::format("{} is the edge of {} too",
@@ -108,7 +119,8 @@ private:
         const auto &theirs = entry->second, &ours = own[group];
         for (size_t i = 0; i < std::max(theirs.size(), ours.size()); ++i) {
           const bool both = i < theirs.size() && i < ours.size();
-          if (both && theirs[i].instruction->edge == ours[i].instruction->edge)
+          if (both && theirs[i].instruction->edge == ours[i].instruction->edge &&
+              theirs[i].instruction->microbatch == ours[i].instruction->microbatch)
             continue;
           const Entry& odd = i < ours.size() ? ours[i] : theirs[i];
           return wrong_instruction(

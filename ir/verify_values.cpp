@@ -44,10 +44,15 @@ private:
     const size_t subjects = is_kept(kind) ? model_.calls.size() : model_.values.size();
     if (kind > ValueKind::Deferred || its.value.subject >= subjects)
       return view_.wrong(fmt::format("slot s{} is for what does not exist", slot.value));
-    if (!is_kept(kind) && its.type != model_.values[its.value.subject].type)
+    if (its.value.at.value >= set_.groups.size())
+      return view_.wrong(fmt::format("slot s{} is for a value at no place", slot.value));
+    if (is_kept(kind))
+      return {};
+    const TensorType type =
+        type_on(set_.groups[its.value.at.value], model_.values[its.value.subject]);
+    if (its.type != type)
       return view_.wrong(fmt::format("{} is of type {}, the model's is {}", view_.slot_name(slot),
-                                     its.type.to_string(),
-                                     model_.values[its.value.subject].type.to_string()));
+                                     its.type.to_string(), type.to_string()));
     return {};
   }
 
@@ -72,8 +77,52 @@ private:
     const ValueRef& its = ref(slot);
     if (its.microbatch != each.microbatch)
       return view_.wrong(each, fmt::format("{} is of another microbatch", view_.slot_name(slot)));
-    if (is_read ? !same_place(its.at, each.self) : its.at != each.self)
+    // A call may read and make values in another layout than its own.
+    const Group& self = set_.groups[each.self.value];
+    bool right = is_read ? same_place(its.at, each.self) : its.at == each.self;
+    if (is_compute(each.op) && !is_kept(its.kind) && self.layout == Layout::Weights) {
+      const Layout layout = is_read ? reads(self.layout) : makes(self.layout);
+      const Group& at = set_.groups[its.at.value];
+      right = at.layout == layout && at.same_blocks(self);
+    }
+    if (each.op == Opcode::Redistribute && is_read)
+      right = its.at == each.group || (its.at == each.self && slot != each.inputs[0]);
+    if (!right)
       return view_.wrong(each, fmt::format("{} is of another place", view_.slot_name(slot)));
+    return {};
+  }
+
+  /// The value itself, and where its rows are told apart by expert, the counts at both ends.
+  Result<void> check_redistribute(const Instruction& each) const {
+    const Move move =
+        *move_between(set_.groups[each.group.value], set_.groups[each.self.value]);
+    if (each.inputs.empty() || each.outputs.size() != 1)
+      return view_.wrong(each, "it moves one value");
+    ValueRef moved = ref(each.inputs[0]);
+    moved.at = each.self;
+    if (is_kept(moved.kind) || moved != ref(each.outputs[0]))
+      return wrong_slot(each, each.outputs[0], "the value that it moves");
+    const ModelValue& value = model_.values[moved.subject];
+    if (move != Move::AllToAll || value.is_counts)
+      return check_counts(each, 1, 1);
+    PIPER_CHECK_OK(check_counts(each, 3, 1));
+    const ValueRef &source = ref(each.inputs[1]), &target = ref(each.inputs[2]);
+    const ValueId counts = counts_of(ValueId(moved.subject));
+    for (const auto& [its, at] : {std::pair(source, each.group), {target, each.self}})
+      if (its.kind != ValueKind::Activation || !counts || its.subject != counts.value ||
+          its.at != at)
+        return view_.wrong(
+            each, fmt::format("it does not read the counts of {} at both ends", value.name));
+    return {};
+  }
+
+  /// Of a value that a call with experts reads or makes.
+  ValueId counts_of(ValueId value) const {
+    for (const ModelCall& call : model_.calls)
+      if (call.counts)
+        for (const auto* list : {&call.inputs, &call.outputs})
+          if (std::find(list->begin(), list->end(), value) != list->end())
+            return call.counts;
     return {};
   }
   Result<void> check_counts(const Instruction& each, size_t inputs, size_t outputs) const {
@@ -136,6 +185,8 @@ private:
         return wrong_slot(each, slot, "a tensor: it cannot travel");
       return {};
     }
+    case Opcode::Redistribute:
+      return check_redistribute(each);
     default:
       return check_counts(each, 0, 0);
     }

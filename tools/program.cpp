@@ -4,6 +4,9 @@
 
 int main(int argc, char** argv) {
   piper::Registry registry;
-  registry.add("gpt", piper::models::make_gpt).add("mlp", piper::models::make_mlp);
+  registry.add("gpt", piper::models::make_gpt)
+      .add("llama", piper::models::make_llama)
+      .add("mlp", piper::models::make_mlp)
+      .add("moe", piper::models::make_moe);
   return piper::main(argc, argv, registry);
 }

@@ -92,6 +92,7 @@ private:
   Bound bind_loss(const Instruction& instruction);
   Bound bind_send(const Instruction& instruction);
   Bound bind_recv(const Instruction& instruction);
+  Bound bind_redistribute(const Instruction& instruction);
   Bound bind_collective(const Instruction& instruction);
   Bound bind_gather(const Instruction& instruction);
   Bound bind_release(const Instruction& instruction);
@@ -113,8 +114,16 @@ private:
   transport::Key key(const Instruction& instruction) const {
     return {plans_.epoch, instruction.edge.value, instruction.microbatch};
   }
-  std::span<const DeviceIndex> members(GroupId group) const {
-    return plans_.groups[group.value].devices;
+  int rank_in(GroupId group) const { return plans_.rank_in(group, context_.options.index); }
+  /// Who takes part in a collective, by rank.
+  std::span<const DeviceIndex> members(const Instruction& instruction) {
+    const Team team = plans_.team_of(instruction, rank_in(instruction.group));
+    return bound_->teams.try_emplace(team, plans_.members(team)).first->second;
+  }
+  /// The piece of each call that this device runs on the group.
+  Piece piece(GroupId id) const {
+    const Group& group = plans_.groups[id.value];
+    return {group.part(rank_in(id)), group.parts()};
   }
   std::string name(const Instruction& instruction) const {
     return plans_.name(role_, instruction, &model_);
@@ -239,6 +248,8 @@ Binder::Bound Binder::bind(const Instruction& instruction) {
     return bind_release(instruction);
   case Opcode::ZeroGrads:
     return bind_zero_grads(instruction);
+  case Opcode::Redistribute:
+    return bind_redistribute(instruction);
   case Opcode::Commit:
     return bind_commit(instruction);
   case Opcode::Update:
@@ -254,7 +265,7 @@ Binder::Bound Binder::bind(const Instruction& instruction) {
 Binder::Bound Binder::bind_input(const Instruction& instruction) {
   auto bound = std::make_unique<InputInstruction>();
   const SlotId target = instruction.outputs.at(0);
-  const int rank = plans_.rank_in(instruction.self, context_.options.index);
+  const int rank = rank_in(instruction.self);
   bound->data = &context_.model.data;
   bound->request = {.input = model_.value(value(target)).name,
                     .first_row = plans_.first_row(instruction.self, rank, instruction.microbatch),
@@ -302,7 +313,8 @@ Binder::Bound Binder::bind_forward(const Instruction& instruction) {
     }
     for (CallId id : instruction.chunks[c]) {
       const ModelCall& spec = model_.call(id);
-      PIPER_TRY(auto module, context_.module(context_.model.call_module[id.value]));
+      PIPER_TRY(auto module,
+                context_.module(context_.model.call_module[id.value], piece(instruction.self)));
       ForwardChunk::Call& call = chunk.calls.emplace_back();
       call.name = spec.name;
       call.forward = &module->built.forward;
@@ -424,8 +436,8 @@ Binder::Bound Binder::bind_loss(const Instruction& instruction) {
 }
 
 Result<DeviceIndex> Binder::peer(const Instruction& instruction) const {
-  const int rank = plans_.rank_in(instruction.self, context_.options.index);
-  auto devices = members(instruction.group);
+  const int rank = rank_in(instruction.self);
+  const auto& devices = plans_.groups[instruction.group.value].devices;
   if (rank < 0 || static_cast<size_t>(rank) >= devices.size())
     return internal_error(fmt::format("has no peer for rank {} of g{} in g{}", rank,
                                       instruction.self.value, instruction.group.value));
@@ -457,6 +469,46 @@ Binder::Bound Binder::bind_recv(const Instruction& instruction) {
   return Bound(std::move(bound));
 }
 
+Binder::Bound Binder::bind_redistribute(const Instruction& instruction) {
+  const SlotId source = instruction.inputs.at(0), target = instruction.outputs.at(0);
+  const Group &from = plans_.groups[instruction.group.value],
+              &to = plans_.groups[instruction.self.value];
+  const std::optional<Move> move = move_between(from, to);
+  if (!move)
+    return internal_error(
+        fmt::format("has no way from {} to {}", to_string(from.layout), to_string(to.layout)));
+  const std::span<const DeviceIndex> block = members(instruction);
+  const auto self = std::find(block.begin(), block.end(), context_.options.index);
+  auto fill = [&](RedistributeInstruction& bound) {
+    bound.source = slot(source);
+    bound.target = slot(target);
+    bound.last_use = std::find(instruction.frees.begin(), instruction.frees.end(), source) !=
+                     instruction.frees.end();
+    bound.block = block;
+    bound.rank = static_cast<size_t>(self - block.begin());
+    bound.key = key(instruction);
+  };
+  if (*move == Move::Slice) {
+    auto bound = std::make_unique<SliceTokensInstruction>();
+    fill(*bound);
+    return Bound(std::move(bound));
+  }
+  if (*move != Move::AllToAll) {
+    auto bound = std::make_unique<SumOrGatherInstruction>();
+    fill(*bound);
+    bound->move = *move;
+    return Bound(std::move(bound));
+  }
+  auto bound = std::make_unique<AllToAllInstruction>();
+  fill(*bound);
+  bound->to_experts = to.layout == Layout::Experts;
+  if (!model_.value(value(target)).is_counts) {
+    bound->sent_counts = slot(instruction.inputs.at(1));
+    bound->received_counts = slot(instruction.inputs.at(2));
+  }
+  return Bound(std::move(bound));
+}
+
 Result<BucketState*> Binder::bucket(BucketId id) const {
   BucketState* found = nullptr;
   if (bound_->state && id.value < bound_->state->buckets().size())
@@ -472,7 +524,7 @@ Binder::Bound Binder::bind_collective(const Instruction& instruction) {
     auto bound = std::make_unique<ShardGradsInstruction>();
     bound->bucket = state;
     bound->key = key(instruction);
-    bound->group = members(instruction.group);
+    bound->group = members(instruction);
     return Bound(std::move(bound));
   }
   auto bound = std::make_unique<CollectiveInstruction>();
@@ -481,7 +533,7 @@ Binder::Bound Binder::bind_collective(const Instruction& instruction) {
                 : instruction.op == Opcode::ReduceScatter ? Kind::ReduceScatter
                                                           : Kind::AllGather;
   bound->key = key(instruction);
-  bound->group = members(instruction.group);
+  bound->group = members(instruction);
   bound->range =
       state->range(instruction.op == Opcode::AllGather ? StateKind::Param : StateKind::Grad);
   return Bound(std::move(bound));
@@ -492,7 +544,7 @@ Binder::Bound Binder::bind_gather(const Instruction& instruction) {
   PIPER_TRY(bound->bucket, bucket(instruction.buckets.at(0)));
   bound->memory = &context_.account.holder("gathered parameters");
   bound->key = key(instruction);
-  bound->group = members(instruction.group);
+  bound->group = members(instruction);
   return Bound(std::move(bound));
 }
 
@@ -512,11 +564,12 @@ Binder::Bound Binder::bind_zero_grads(const Instruction& instruction) {
 Binder::Bound Binder::bind_commit(const Instruction& instruction) {
   auto bound = std::make_unique<CommitInstruction>();
   bound->key = key(instruction);
-  bound->world = members(plans_.world);
+  bound->world = members(instruction);
   bound->clip_norm = context_.options.optimizer.clip_norm;
   for (BucketId id : instruction.buckets) {
     PIPER_TRY(BucketState * state, bucket(id));
-    bound->slices.push_back(state->slice(StateKind::Grad));
+    if (state->counts)
+      bound->slices.push_back(state->slice(StateKind::Grad));
   }
   return Bound(std::move(bound));
 }

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -36,7 +37,8 @@ struct BoundPlan {
   std::shared_ptr<EpochState> previous;               ///< of a migration: where state comes from
   std::vector<std::shared_ptr<PlacedModule>> modules; ///< that it calls
   std::vector<std::unique_ptr<BoundStream>> streams;
-  std::vector<at::Tensor> slots;      ///< by SlotId
+  std::vector<at::Tensor> slots;                          ///< by SlotId
+  std::map<ir::Team, std::vector<ir::DeviceIndex>> teams; ///< of its collectives
   std::vector<ChunkContext> contexts; ///< by SlotId; those of Saved and Deferred slots are used
   std::vector<std::unique_ptr<Event>> events;
   std::vector<std::unique_ptr<BoundInstruction>> instructions;
@@ -59,7 +61,7 @@ struct BindContext {
   StreamBackend& backend;
   std::function<std::shared_ptr<Stream>(const std::string& name, bool compute)> stream;
   std::function<std::shared_ptr<EpochState>(ir::Epoch)> state; ///< null if there is none
-  std::function<Result<std::shared_ptr<PlacedModule>>(uint32_t index)> module;
+  std::function<Result<std::shared_ptr<PlacedModule>>(uint32_t index, Piece piece)> module;
 };
 
 /// Binds the plan that the device has in `plans`, which must give it a role. Errors are Internal

@@ -46,7 +46,9 @@ struct Device::Impl {
   Result<void> initialize(ir::Epoch epoch);
   Result<std::shared_ptr<EpochState>> state_for(const std::shared_ptr<const ir::PlanSet>& plans,
                                                 const Prepared& prepared);
-  Result<std::shared_ptr<PlacedModule>> module(uint32_t index, const EpochState* state);
+  Result<std::shared_ptr<PlacedModule>> module(uint32_t index, Piece piece,
+                                               const EpochState* state);
+  Result<at::Tensor> gather_parts(const BucketState& bucket, size_t index);
   std::shared_ptr<Stream> stream(const std::string& name, bool compute);
   Result<IterationResult> run(ir::PlanKind kind, int64_t iteration);
   /// Calls `read(id, tensor)` for each parameter held, bucket by bucket.
@@ -88,7 +90,8 @@ struct Device::Impl {
   Interpreter interpreter;
 
   std::mutex preparing; ///< one `prepare` or `discard` at a time; taken before `mutex`
-  std::map<uint32_t, std::weak_ptr<PlacedModule>> modules; ///< of `preparing`; plans own them
+  /// Of `preparing`; plans own them.
+  std::map<std::pair<uint32_t, Piece>, std::weak_ptr<PlacedModule>> modules;
   std::map<std::pair<std::string, bool>, std::weak_ptr<Stream>> streams; ///< likewise
   std::mutex mutex;                                                      ///< of what follows
   std::map<ir::Epoch, Prepared> epochs;
@@ -106,12 +109,15 @@ Device::Impl::state_for(const std::shared_ptr<const ir::PlanSet>& plans, const P
 }
 
 /// A module that is built already, in whatever epoch, or a new one in the buckets of `state`.
-Result<std::shared_ptr<PlacedModule>> Device::Impl::module(uint32_t index,
+Result<std::shared_ptr<PlacedModule>> Device::Impl::module(uint32_t index, Piece piece,
                                                            const EpochState* state) {
-  if (auto known = modules[index].lock())
+  if (!model->modules[index].make_part)
+    piece = {}; // a plain function, say
+  auto& entry = modules[{index, piece}];
+  if (auto known = entry.lock())
     return known;
-  PIPER_TRY(auto placed, place_module(*model, index, options.seed, *state));
-  modules[index] = placed;
+  PIPER_TRY(auto placed, place_module(*model, index, piece, options.seed, *state));
+  entry = placed;
   return placed;
 }
 
@@ -142,7 +148,7 @@ Result<void> Device::Impl::prepare(std::shared_ptr<const ir::PlanSet> plans) {
       backend,
       [&](const std::string& name, bool compute) { return stream(name, compute); },
       [&](ir::Epoch wanted) { return wanted == epoch ? prepared.state : find(wanted).state; },
-      [&](uint32_t index) { return module(index, prepared.state.get()); }};
+      [&](uint32_t index, Piece piece) { return module(index, piece, prepared.state.get()); }};
   PIPER_TRY(prepared.plan(kind), bind_plan(std::move(plans), context));
   std::lock_guard lock(mutex);
   epochs[epoch] = std::move(prepared);
@@ -181,6 +187,22 @@ Result<IterationResult> Device::Impl::run(ir::PlanKind kind, int64_t iteration) 
   return interpreter.run(plan, iteration);
 }
 
+/// The parameters of a bucket that are cut, a line a part.
+Result<at::Tensor> Device::Impl::gather_parts(const BucketState& bucket, size_t index) {
+  const auto state = committed_state();
+  const ir::Group& group = state->plans().groups[bucket.spec->group.value];
+  const std::vector<ir::DeviceIndex> block =
+      group.block_of(state->plans().rank_in(bucket.spec->group, options.index));
+  at::Tensor all = at::empty({bucket.parts, bucket.spec->numel}, bucket.param.options());
+  all[bucket.part].copy_(bucket.param);
+  // Below the keys with which sharded buckets are gathered.
+  const size_t edge = kLastEdge - state->buckets().size() - index;
+  PIPER_CHECK_OK(endpoint.all_gather(block, {state->plans().epoch, static_cast<uint32_t>(edge)},
+                                     all.mutable_data_ptr(), static_cast<size_t>(all.numel()),
+                                     bucket.spec->dtype, interpreter.state().wait_until()));
+  return all;
+}
+
 template <class Read> Result<void> Device::Impl::read_parameters(Read read) {
   return guarded("read parameters", [&]() -> Result<void> {
     const auto state = committed_state();
@@ -194,7 +216,8 @@ template <class Read> Result<void> Device::Impl::read_parameters(Read read) {
         GatherInstruction gather;
         gather.bucket = &bucket;
         gather.memory = &account->holder("gathered parameters");
-        gather.group = state->plans().groups[bucket.spec->group.value].devices;
+        const std::vector<ir::DeviceIndex> copies = state->plans().members(bucket.team);
+        gather.group = copies;
         // Above the edges of any plan.
         gather.key = {state->plans().epoch, static_cast<uint32_t>(kLastEdge - b)};
         gather.state = &interpreter.state();
@@ -203,10 +226,25 @@ template <class Read> Result<void> Device::Impl::read_parameters(Read read) {
           return done;
         }
       }
-      for (ir::ParamId id : bucket.spec->params)
-        read(id, state->param(id));
+      auto done = [&]() -> Result<void> {
+        if (bucket.parts == 1) {
+          for (ir::ParamId id : bucket.spec->params)
+            read(id, state->param(id));
+          return {};
+        }
+        PIPER_TRY(const at::Tensor all, gather_parts(bucket, b));
+        for (ir::ParamId id : bucket.spec->params) {
+          const at::Tensor own = state->param(id);
+          std::vector<int64_t> shape = own.sizes().vec();
+          shape[0] *= bucket.parts;
+          read(id, all.narrow(1, own.storage_offset(), own.numel()).reshape(shape));
+        }
+        return {};
+      }();
       if (bucket.is_sharded(ir::StateKind::Param))
         bucket.close(ir::StateKind::Param);
+      if (!done.ok())
+        return done;
     }
     return {};
   });

@@ -106,6 +106,48 @@ protected:
   Result<void> transfer() override;
 };
 
+// ---- redistribute_instructions.cpp
+
+/// Moves a value between layouts within a block of ranks.
+struct RedistributeInstruction : TransportInstruction {
+  at::Tensor* source = nullptr;
+  at::Tensor* target = nullptr;
+  bool last_use = false; ///< of the source
+  std::span<const ir::DeviceIndex> block;
+  size_t rank = 0; ///< in the block
+};
+
+/// Takes this rank's piece of the tokens.
+struct SliceTokensInstruction final : RedistributeInstruction {
+protected:
+  Result<void> transfer() override;
+};
+
+/// Sums partial values, whole or in pieces of the tokens, or gathers pieces.
+struct SumOrGatherInstruction final : RedistributeInstruction {
+  ir::Move move = ir::Move::AllReduce; ///< AllReduce, ReduceScatter or AllGather
+
+protected:
+  Result<void> transfer() override;
+};
+
+/// Sends rows to the ranks that have their experts, sorted by expert there, or back. Counts say how
+/// many rows of each rank (a line) go to each expert; without them it is the counts that move.
+struct AllToAllInstruction final : RedistributeInstruction {
+  bool to_experts = true;
+  const at::Tensor* sent_counts = nullptr;     ///< as they are where the value comes from
+  const at::Tensor* received_counts = nullptr; ///< as they are where it goes
+
+protected:
+  Result<void> transfer() override;
+
+private:
+  Result<void> move_counts();
+  Result<void> move_rows();
+};
+
+// ---- transport_instructions.cpp
+
 struct CollectiveInstruction final : TransportInstruction {
   enum class Kind : uint8_t { AllReduce, ReduceScatter, AllGather } kind = Kind::AllReduce;
   std::span<const ir::DeviceIndex> group;

@@ -121,15 +121,20 @@ Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::P
                         "bucket " + spec.name, "use f32 or f64 parameters");
     BucketState& bucket = state->buckets_[b];
     bucket.spec = &spec;
-    bucket.rank = rank;
-    bucket.ranks = static_cast<int>(plans->groups[spec.group.value].devices.size());
+    const ir::Group& group = plans->groups[spec.group.value];
+    bucket.team = {spec.group, ir::Team::Kind::Copies, group.column(rank)};
+    bucket.rank = group.copy(rank);
+    bucket.ranks = group.copies();
+    bucket.part = group.part(rank);
+    bucket.parts = group.parts();
+    bucket.counts = group.counts(rank);
     bucket.owned_count = spec.shard_optimizer ? spec.numel / bucket.ranks : spec.numel;
-    bucket.owned_begin = spec.shard_optimizer ? rank * bucket.owned_count : 0;
+    bucket.owned_begin = spec.shard_optimizer ? bucket.rank * bucket.owned_count : 0;
     bucket.param = zeros("parameters", spec.numel, spec.dtype);
     bucket.grad = zeros("gradients", spec.numel, spec.dtype);
     // Views can only be made of memory that is there.
     for (size_t i = 0; i < spec.params.size(); ++i) {
-      const ir::TensorType& type = model.param(spec.params[i]).type;
+      const ir::TensorType type = ir::type_on(group, model.param(spec.params[i]));
       const auto view = [&](const at::Tensor& flat) {
         return flat.narrow(0, spec.offsets[i], type.numel(0)).view(type.shape(0));
       };
@@ -171,9 +176,11 @@ Result<FlatRange> EpochState::range(const ir::StateRange& range) const {
   return result;
 }
 
-void EpochState::store(ir::ParamId id, const at::Tensor& value) const {
+void EpochState::store(ir::ParamId id, const at::Tensor& whole) const {
   const Place& place = places_[id.value];
   const BucketState& bucket = buckets_[place.bucket.value];
+  const at::Tensor value =
+      bucket.parts > 1 ? whole.chunk(bucket.parts, 0)[bucket.part].contiguous() : whole;
   if (!bucket.is_sharded(StateKind::Param)) {
     place.param.copy_(value);
     return;
@@ -226,7 +233,7 @@ namespace {
 
 /// The module's parameters with the logical ones they stand for, checked against the model.
 Result<std::vector<PlacedModule::Param>> match_params(const Model& model, uint32_t index,
-                                                      const BuiltModule& built) {
+                                                      const BuiltModule& built, Piece piece = {}) {
   const ModuleFactory& factory = model.modules[index];
   std::vector<PlacedModule::Param> params;
   if (!built.module)
@@ -238,10 +245,13 @@ Result<std::vector<PlacedModule::Param>> match_params(const Model& model, uint32
     if (!tensor)
       return user_error(fmt::format("the factory made no parameter '{}'", name),
                         "module " + factory.name, "a factory must make the same module every time");
-    if (std::string found = describe(*tensor); found != spec.type.to_string())
-      return user_error(fmt::format("parameter '{}' is {}, but the model has {}", name, found,
-                                    spec.type.to_string()),
-                        "module " + factory.name, "a factory must make the same module every time");
+    ir::TensorType type = spec.type;
+    if (spec.cut)
+      type.dims[0] /= piece.count;
+    if (std::string found = describe(*tensor); found != type.to_string())
+      return user_error(
+          fmt::format("parameter '{}' is {}, but the model has {}", name, found, type.to_string()),
+          "module " + factory.name, "a factory must make the same module every time");
     params.push_back({*tensor, id});
   }
   return params;
@@ -264,9 +274,14 @@ Result<PlacedModule> build_into(const Model& model, uint32_t index, uint64_t see
 
 } // namespace
 
-Result<std::shared_ptr<PlacedModule>> place_module(const Model& model, uint32_t index,
+Result<std::shared_ptr<PlacedModule>> place_module(const Model& model, uint32_t index, Piece piece,
                                                    uint64_t seed, const EpochState& state) {
   PIPER_TRY(PlacedModule placed, build_into(model, index, seed, state));
+  if (piece.count > 1) {
+    placed.piece = piece;
+    placed.built = model.build_part(index, seed, piece);
+    PIPER_TRY(placed.params, match_params(model, index, placed.built, piece));
+  }
   state.attach(placed);
   return std::make_shared<PlacedModule>(std::move(placed));
 }

@@ -24,7 +24,10 @@ struct FlatRange {
 /// so that the views of it (the modules' parameters, what autograd saved) stay valid for the next.
 struct BucketState {
   const ir::Bucket* spec = nullptr;   ///< null: not on this device
-  int rank = 0, ranks = 1;            ///< in the bucket's group
+  ir::Team team;                      ///< of its copies, whose gradients are summed
+  int rank = 0, ranks = 1;            ///< among the copies
+  uint32_t part = 0, parts = 1;       ///< of its parameters, where these are cut
+  bool counts = true;                 ///< in a global norm; false where others have the same
   at::Tensor param, grad;             ///< numel elements
   at::Tensor param_shard, grad_shard; ///< those of the owned range, where the array is sharded
   at::Tensor moment1, moment2;        ///< those of the owned range
@@ -35,7 +38,7 @@ struct BucketState {
   /// What is kept: the whole array, or the owned range of a sharded one.
   const at::Tensor& kept(ir::StateKind kind) const;
   bool is_sharded(ir::StateKind kind) const { return ir::is_sharded(*spec, kind); }
-  /// [rank, rank + 1) x numel / ranks: each element is in the slice of one rank.
+  /// [rank, rank + 1) x numel / ranks: each element is in the slice of one copy.
   FlatRange slice(ir::StateKind kind) const;
   FlatRange range(ir::StateKind kind) const { return flat(kept(kind)); } ///< of what is kept
   /// Of a sharded array between `open` and `close`; else what is kept.
@@ -58,6 +61,7 @@ struct PlacedModule {
     ir::ParamId id;
   };
   uint32_t index = 0; ///< into Model::modules
+  Piece piece;        ///< which piece of it
   BuiltModule built;
   std::vector<Param> params;
   const EpochState* home = nullptr; ///< whose buckets the parameters are in
@@ -82,8 +86,8 @@ public:
   /// Views of a parameter and of its gradient in its bucket; undefined if it isn't held.
   at::Tensor param(ir::ParamId id) const { return places_[id.value].param; }
   at::Tensor grad(ir::ParamId id) const { return places_[id.value].grad; }
-  /// Writes a parameter into its bucket, or what this rank keeps of it.
-  void store(ir::ParamId id, const at::Tensor& value) const;
+  /// Writes a parameter, given whole, into its bucket, or what this rank keeps of it.
+  void store(ir::ParamId id, const at::Tensor& whole) const;
   std::vector<ir::ParamId> params() const; ///< that are held, in order
 
   /// Makes the module's parameters and gradients views of the buckets.
@@ -106,9 +110,9 @@ private:
   std::vector<Place> places_; ///< of each parameter of the model
 };
 
-/// Builds module `index`, checks its parameters against the model's, and attaches it to `state`,
-/// with its initial weights in the buckets. Throws what the factory throws.
-Result<std::shared_ptr<PlacedModule>> place_module(const Model& model, uint32_t index,
+/// Builds a piece of module `index`, checks its parameters against the model's, and attaches it to
+/// `state`, with its initial weights in the buckets. Throws what the factory throws.
+Result<std::shared_ptr<PlacedModule>> place_module(const Model& model, uint32_t index, Piece piece,
                                                    uint64_t seed, const EpochState& state);
 /// Only the initial weights: builds the module and drops it. Throws what the factory throws.
 Result<void> fill_initial(const Model& model, uint32_t index, uint64_t seed,

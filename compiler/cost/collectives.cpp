@@ -181,6 +181,8 @@ Collective plan_collective(const Cluster& cluster, CollectiveKind kind, Algorith
   Collective collective{algorithm, {}};
   if (group.size() < 2)
     return collective;
+  if (kind == CollectiveKind::AllToAll)
+    return {Algorithm::Direct, {direct(cluster, group, 0)}};
   if (algorithm == Algorithm::Auto) {
     Collective best;
     for (Algorithm each :

@@ -9,7 +9,8 @@
 //                 units don't hold the same number of members: a ring over all
 //
 // An all-gather is the reverse; an all-reduce is a reduce-scatter and an all-gather. All send
-// B (n-1)/n a member and half; they differ in latency, and in which links they use.
+// B (n-1)/n a member and half; they differ in latency, and in which links they use. An all-to-all,
+// of which each member has B bytes, sends directly what the members are to have of each other.
 #pragma once
 
 #include "compiler/cost/cluster.h"
@@ -18,7 +19,7 @@
 
 namespace piper::compiler {
 
-enum class CollectiveKind : uint8_t { AllReduce, ReduceScatter, AllGather };
+enum class CollectiveKind : uint8_t { AllReduce, ReduceScatter, AllGather, AllToAll };
 
 /// What a member exchanges at one level, in bytes for each byte of the collective.
 struct PortUse {

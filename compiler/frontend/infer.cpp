@@ -46,7 +46,7 @@ private:
 };
 
 Result<Tensors> run(const BuiltModule& module, const std::vector<TracedTensor>& inputs,
-                    int64_t rows) {
+                    std::optional<size_t> counts, int64_t rows) {
   torch::AutoGradMode with_grad(true);
   Tensors tensors;
   std::vector<int64_t> versions;
@@ -55,6 +55,13 @@ Result<Tensors> run(const BuiltModule& module, const std::vector<TracedTensor>& 
                           .requires_grad_(input.differentiable));
     versions.push_back(tensors.back()._version());
   }
+  if (counts) // all rows go to the first expert
+    for (size_t i = 0; i < tensors.size(); ++i)
+      if (i != *counts && inputs[i].type.batch_dim == 0) {
+        tensors[*counts].view(-1)[0] = tensors[i].size(0);
+        versions[*counts] = tensors[*counts]._version();
+        break;
+      }
   BufferWatch buffers(module.module.get());
   Tensors outputs;
   try {
@@ -122,9 +129,10 @@ std::string first_line(const std::exception& error) {
 }
 
 Result<std::vector<TracedTensor>> infer_outputs(const BuiltModule& module,
-                                                const std::vector<TracedTensor>& inputs) {
-  PIPER_TRY(Tensors few, run(module, inputs, kFewRows));
-  PIPER_TRY(Tensors more, run(module, inputs, kMoreRows));
+                                                const std::vector<TracedTensor>& inputs,
+                                                std::optional<size_t> counts) {
+  PIPER_TRY(Tensors few, run(module, inputs, counts, kFewRows));
+  PIPER_TRY(Tensors more, run(module, inputs, counts, kMoreRows));
   if (few.size() != more.size())
     return user_error(fmt::format("it returns {} tensors for {} rows and {} for {}", few.size(),
                                   kFewRows, more.size(), kMoreRows));

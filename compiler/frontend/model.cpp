@@ -60,6 +60,12 @@ BuiltModule build_seeded(const ModuleFactory& factory, uint64_t seed) {
   return factory.make();
 }
 
+BuiltModule Model::build_part(uint32_t index, uint64_t seed, Piece piece) const {
+  const ModuleFactory& factory = modules.at(index);
+  SeededGenerator seeded(ir::Hasher().add(seed).add(factory.name).finish().low);
+  return factory.make_part(piece);
+}
+
 BuiltModule Model::build(uint32_t index, uint64_t seed) const {
   const ModuleFactory& factory = modules.at(index);
   BuiltModule built = build_seeded(factory, seed);

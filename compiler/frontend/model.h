@@ -28,10 +28,19 @@ struct BuiltModule {
   std::function<Tensors(const Tensors& inputs)> forward;
 };
 
+/// Which of `count` equal pieces of a module that can be cut.
+struct Piece {
+  int64_t index = 0, count = 1;
+  auto operator<=>(const Piece&) const = default;
+};
+
 /// A module of the model, not built yet. Several calls may name one (a module called twice).
 struct ModuleFactory {
   std::string name;
   std::function<BuiltModule()> make;
+  /// One piece: with that part of each parameter that is cut along its first dimension. Empty for a
+  /// module that cannot be cut.
+  std::function<BuiltModule(Piece)> make_part;
   /// Logical parameter of each of the module's own, by its name in the module, in the order of
   /// `named_parameters()`.
   std::vector<std::pair<std::string, ir::ParamId>> params;
@@ -65,6 +74,8 @@ struct Model {
   /// Builds module `index` on the CPU, its random initial weights a function of (seed, name) alone,
   /// then runs the initializer. Thread-safe. Throws what the factory throws.
   BuiltModule build(uint32_t index, uint64_t seed) const;
+  /// The same of one piece, with unspecified weights.
+  BuiltModule build_part(uint32_t index, uint64_t seed, Piece piece) const;
 };
 
 } // namespace piper

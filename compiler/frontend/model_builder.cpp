@@ -135,7 +135,8 @@ ModelBuilder::Scope ModelBuilder::annotate(const std::string& name, int64_t inde
 
 std::optional<uint32_t> ModelBuilder::add_module(const std::string& name,
                                                  std::optional<std::string> prefix,
-                                                 std::function<BuiltModule()> make) {
+                                                 std::function<BuiltModule()> make,
+                                                 std::function<BuiltModule(Piece)> make_part) {
   if (error_)
     return std::nullopt;
   if (auto ok = check_name(name, "a call or module"); !ok) {
@@ -148,13 +149,19 @@ std::optional<uint32_t> ModelBuilder::add_module(const std::string& name,
                     "`module` and call that twice"));
     return std::nullopt;
   }
-  auto converted = [make = std::move(make), dtype = dtype_] {
-    BuiltModule built = make();
+  auto converted = [dtype = dtype_](BuiltModule built) {
     if (built.module)
       convert(*built.module, dtype);
     return built;
   };
-  modules_.push_back({{name, std::move(converted), {}}, prefix.value_or(name)});
+  ModuleFactory factory;
+  factory.name = name;
+  factory.make = [make = std::move(make), converted] { return converted(make()); };
+  if (make_part)
+    factory.make_part = [make_part = std::move(make_part), converted](Piece piece) {
+      return converted(make_part(piece));
+    };
+  modules_.push_back({std::move(factory), prefix.value_or(name)});
   return static_cast<uint32_t>(modules_.size() - 1);
 }
 
@@ -210,7 +217,11 @@ Result<std::vector<Value>> ModelBuilder::try_trace(const CallOptions& options, u
     if (std::find(call.params.begin(), call.params.end(), id) == call.params.end())
       call.params.push_back(id);
 
-  PIPER_TRY(std::vector<TracedTensor> outputs, infer_outputs(built, traced));
+  PIPER_CHECK_OK(add_cut(options.cut, record, built, call));
+  const bool has_experts = call.cut == ir::Cut::Experts;
+  PIPER_TRY(
+      std::vector<TracedTensor> outputs,
+      infer_outputs(built, traced, has_experts ? std::optional(options.cut.counts) : std::nullopt));
   ir::CallId id(spec_.calls.size());
   std::vector<Value> values;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -250,6 +261,47 @@ Result<void> ModelBuilder::add_params(ModuleRecord& record, const BuiltModule& b
                         "give one of the modules another prefix; to share a parameter, give "
                         "them two names and `tie` them");
     spec_.params.push_back({name, {*dtype, tensor.sizes().vec(), -1}});
+  }
+  return {};
+}
+
+Result<void> ModelBuilder::add_cut(const CallCut& cut, const ModuleRecord& record,
+                                   const BuiltModule& whole, ir::ModelCall& call) {
+  call.cut = cut.kind;
+  call.pieces = cut.pieces;
+  if (cut.kind == ir::Cut::Experts) {
+    if (cut.counts >= call.inputs.size())
+      return user_error(fmt::format("it has no input {} for its counts", cut.counts));
+    call.counts = call.inputs[cut.counts];
+    spec_.values[call.counts.value].is_counts = true;
+  }
+  if (cut.kind != ir::Cut::Tensor && cut.kind != ir::Cut::Experts)
+    return {};
+  if (!record.factory.make_part || cut.pieces < 1)
+    return user_error(
+        fmt::format("it is to be cut into {} pieces, but nothing makes one", cut.pieces), {},
+        "give it a factory that takes a Piece");
+  BuiltModule piece;
+  try {
+    piece = record.factory.make_part({0, cut.pieces});
+  } catch (const std::exception& error) {
+    return user_error(fmt::format("its factory failed to make one of {} pieces: {}", cut.pieces,
+                                  first_line(error)));
+  }
+  const auto wholes = whole.module->named_parameters(), parts = piece.module->named_parameters();
+  for (const auto& [own_name, id] : record.factory.params) {
+    const at::Tensor *all = wholes.find(own_name), *part = parts.find(own_name);
+    const std::string shape = part ? fmt::format("[{}]", fmt::join(part->sizes(), ",")) : "missing";
+    std::vector<int64_t> expected = all->sizes().vec();
+    if (part && part->sizes() == all->sizes() && cut.pieces > 1)
+      continue;
+    if (!expected.empty())
+      expected[0] /= cut.pieces;
+    if (!part || part->sizes() != expected || expected[0] * cut.pieces != all->size(0))
+      return user_error(fmt::format("in one of {} pieces its parameter '{}' of shape [{}] is {}",
+                                    cut.pieces, own_name, fmt::join(all->sizes(), ","), shape),
+                        {}, "a piece has the whole parameter, or its part of the first dimension");
+    spec_.params[id.value].cut = true;
   }
   return {};
 }

@@ -62,6 +62,15 @@ private:
   std::vector<Value> values_;
 };
 
+/// How the ranks of a group may share a call: see ir::Cut. For Tensor and Experts the factory takes
+/// a Piece and makes that piece of the module, whose parameters are the whole module's or an equal
+/// part of their first dimension.
+struct CallCut {
+  ir::Cut kind = ir::Cut::None;
+  int64_t pieces = 1; ///< Tensor (heads, say), Experts: how many equal pieces there are
+  size_t counts = 0;  ///< Experts: which input holds the counts, i64[1, experts]
+};
+
 struct CallOptions {
   std::string name; ///< unique in the model; letters, digits and _ - . : /
   /// A parameter's logical name is this, a dot, and its name in the module; without the dot if
@@ -71,6 +80,7 @@ struct CallOptions {
   /// dimensions or more x the tokens of a row (elements of the first output / its last extent);
   /// 0 for calls of which no input is differentiable nor floating (embeddings look up).
   std::optional<double> flops_per_row = std::nullopt;
+  CallCut cut = {};
 };
 
 /// A module that several calls may use, which then share its parameters.
@@ -163,13 +173,20 @@ template <class Made> auto module_pointer(Made made) {
   else
     return std::shared_ptr(std::move(made));
 }
-template <class Factory>
-using ModuleOf =
-    typename decltype(module_pointer(std::declval<std::invoke_result_t<Factory&>>()))::element_type;
+template <class Factory, class... Args>
+using ModuleOf = typename decltype(module_pointer(
+    std::declval<std::invoke_result_t<Factory&, Args...>>()))::element_type;
 
 template <class Factory> std::function<BuiltModule()> make_module(Factory factory) {
   return [factory = std::move(factory)]() mutable {
     Forward<ModuleOf<Factory>> forward{module_pointer(factory())};
+    return BuiltModule{forward.module,
+                       [forward](const Tensors& in) { return invoke(forward, in); }};
+  };
+}
+template <class Factory> std::function<BuiltModule(Piece)> make_part(Factory factory) {
+  return [factory = std::move(factory)](Piece piece) mutable {
+    Forward<ModuleOf<Factory, Piece>> forward{module_pointer(factory(piece))};
     return BuiltModule{forward.module,
                        [forward](const Tensors& in) { return invoke(forward, in); }};
   };
@@ -224,11 +241,11 @@ public:
         this, add_module(name, prefix, frontend::make_module(std::move(factory))));
   }
 
-  /// Calls `what` on the inputs: a factory of a module (a callable without arguments that returns a
-  /// torch::nn holder or a shared pointer), a `module`, or a plain function of tensors. Arguments
-  /// are tensors, one an input, or one vector of all. Gives a Value for a forward that returns a
-  /// tensor, std::array<Value, N> for a tuple, pair or array, Values for a vector.
-  /// The name of a factory's module is the call's.
+  /// Calls `what` on the inputs: a factory of a module (a callable without arguments, or of a
+  /// Piece, that returns a torch::nn holder or a shared pointer), a `module`, or a plain function
+  /// of tensors. Arguments are tensors, one an input, or one vector of all. Gives a Value for a
+  /// forward that returns a tensor, std::array<Value, N> for a tuple, pair or array, Values for a
+  /// vector. The name of a factory's module is the call's.
   template <class What, class... Inputs>
   auto call(CallOptions options, What what, const Inputs&... inputs) {
     if constexpr (requires { typename IsModuleRef<What>::Module; }) {
@@ -238,6 +255,12 @@ public:
       using Callable = frontend::Forward<frontend::ModuleOf<What>>;
       auto module =
           add_module(options.name, options.prefix, frontend::make_module(std::move(what)));
+      return add_call<Callable>(options, module, inputs...);
+    } else if constexpr (std::is_invocable_v<What&, Piece>) {
+      using Callable = frontend::Forward<frontend::ModuleOf<What, Piece>>;
+      auto part = frontend::make_part(std::move(what));
+      auto module = add_module(
+          options.name, options.prefix, [part] { return part(Piece{}); }, part);
       return add_call<Callable>(options, module, inputs...);
     } else {
       auto module = add_module(options.name, {}, frontend::make_function(std::move(what)));
@@ -301,7 +324,8 @@ private:
   }
 
   std::optional<uint32_t> add_module(const std::string& name, std::optional<std::string> prefix,
-                                     std::function<BuiltModule()> make);
+                                     std::function<BuiltModule()> make,
+                                     std::function<BuiltModule(Piece)> make_part = {});
   std::optional<uint32_t> check_ref(const CallOptions& options, const ModelBuilder* builder,
                                     std::optional<uint32_t> index);
   /// The outputs; none once there is an error.
@@ -310,6 +334,9 @@ private:
   Result<std::vector<Value>> try_trace(const CallOptions& options, uint32_t module,
                                        const std::vector<Value>& inputs);
   Result<void> add_params(ModuleRecord& record, const BuiltModule& built);
+  /// What the options say of how the call is cut, checked against a piece of its module.
+  Result<void> add_cut(const CallCut& cut, const ModuleRecord& record, const BuiltModule& whole,
+                       ir::ModelCall& call);
   double estimate_flops(const ir::ModelCall& call) const;
   Result<ir::ValueId> add_value(ir::ModelValue value);
   Result<void> merge_ties(ir::ModelSpec& spec, std::vector<ModuleFactory>& modules) const;

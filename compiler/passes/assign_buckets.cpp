@@ -2,6 +2,8 @@
 
 #include "compiler/buckets.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -69,30 +71,32 @@ Result<std::vector<Replication>> replications(const Graph& graph) {
   return result;
 }
 
-/// The group of a list of devices, added if it is new.
-GroupId intern_group(Graph& graph, std::vector<DeviceIndex> devices, bool replicated) {
-  for (size_t g = 0; g < graph.groups.size(); ++g)
-    if (graph.groups[g].devices == devices)
-      return GroupId(g);
-  graph.groups.push_back({std::move(devices), replicated});
-  return GroupId(graph.groups.size() - 1);
-}
-
-/// All devices of the groups, as one.
-GroupId intern_union(Graph& graph, const Homes& homes) {
+/// All devices of the groups, as one: first those of one, then those of the next, so that blocks
+/// stay blocks.
+Result<GroupId> intern_union(Graph& graph, const Homes& homes, const std::string& what) {
   if (homes.size() == 1)
     return homes.front();
-  std::vector<DeviceIndex> devices;
-  for (GroupId group : homes)
-    for (DeviceIndex device : graph.groups[group.value].devices)
-      if (std::find(devices.begin(), devices.end(), device) == devices.end())
-        devices.push_back(device);
-  return intern_group(graph, std::move(devices), false);
+  const Group& first = graph.groups[homes.front().value];
+  Group all{.ways = first.ways, .layout = first.layout};
+  for (GroupId id : homes) {
+    const Group& group = graph.groups[id.value];
+    if (group.layout != first.layout || group.ways != first.ways)
+      return user_error(fmt::format("{} would be held {} in blocks of {} by some devices and {} in "
+                                    "blocks of {} by others",
+                                    what, to_string(first.layout), first.ways,
+                                    to_string(group.layout), group.ways),
+                        "strategy", "shard all calls that share a parameter alike, or none");
+    for (DeviceIndex device : group.devices)
+      if (std::find(all.devices.begin(), all.devices.end(), device) == all.devices.end())
+        all.devices.push_back(device);
+  }
+  return intern_group(graph, std::move(all));
 }
 
 /// Adds buckets, one for each element type among `params`.
 void add_buckets(Graph& graph, const std::string& name, GroupId group, Sharding sharding,
                  const std::vector<ParamId>& params) {
+  const Group its = graph.groups[group.value];
   std::map<DType, std::vector<ParamId>> by_type;
   for (ParamId param : params)
     by_type[graph.model->param(param).type.dtype].push_back(param);
@@ -108,10 +112,9 @@ void add_buckets(Graph& graph, const std::string& name, GroupId group, Sharding 
     for (ParamId param : list) {
       bucket.params.push_back(param);
       bucket.offsets.push_back(bucket.numel);
-      bucket.numel += align(graph.model->param(param).type.numel(0), kParamAlignment);
+      bucket.numel += align(type_on(its, graph.model->param(param)).numel(0), kParamAlignment);
     }
-    const auto ranks = static_cast<int64_t>(graph.groups[group.value].devices.size());
-    bucket.numel = align(bucket.numel, ranks * kParamAlignment);
+    bucket.numel = align(bucket.numel, its.copies() * kParamAlignment);
     graph.buckets.push_back(std::move(bucket));
   }
 }
@@ -125,10 +128,20 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
   for (size_t c = 0; c < model.calls.size(); ++c)
     for (ParamId param : model.calls[c].params)
       users[param.value].push_back(CallId(c));
+  // Where calls on these groups keep a parameter.
+  auto homes_for = [&](const Homes& homes, ParamId param) {
+    Homes groups;
+    for (GroupId group : homes) {
+      Group home = graph.groups[group.value];
+      home.layout = home_of(home.layout, model.param(param));
+      add_once(groups, intern_group(graph, std::move(home)));
+    }
+    return groups;
+  };
   auto holders = [&](ParamId param) {
     Homes groups;
     for (CallId call : users[param.value])
-      for (GroupId group : homes_of[call.value])
+      for (GroupId group : homes_for(homes_of[call.value], param))
         add_once(groups, group);
     return groups;
   };
@@ -183,29 +196,37 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
   const std::vector<uint32_t> segments = model.segments();
   std::vector<ParamId> tied;
   for (const Run& run : runs) {
-    std::vector<ParamId> params;
+    std::map<Homes, std::vector<ParamId>> params_at; // cut ones are apart from whole ones
     Sharding sharding{true, true, true};
     for (CallId call : run.calls) {
       sharding = sharding & replication[call.value].sharding;
       for (ParamId param : model.call(call).params) {
         // A parameter goes where its first user is, unless others hold it too.
-        if (holders(param) != run.homes)
+        const Homes homes = homes_for(run.homes, param);
+        auto& params = params_at[homes];
+        if (holders(param) != homes)
           tied.push_back(param);
         else if (users[param.value].front() == call &&
                  std::find(params.begin(), params.end(), param) == params.end())
           params.push_back(param);
       }
     }
-    if (params.empty())
-      continue;
     const std::string& first = names[segments[run.calls.front().value]];
     const std::string& last = names[segments[run.calls.back().value]];
-    const GroupId group = intern_union(graph, run.homes);
-    if (graph.groups[group.value].devices.size() == 1)
-      sharding = {};
-    else if (run.homes.size() > 1)
-      sharding = {.optimizer = sharding.optimizer}; // as tied ones, below
-    add_buckets(graph, first == last ? first : first + ".." + last, group, sharding, params);
+    for (const auto& [homes, params] : params_at) {
+      if (params.empty())
+        continue;
+      std::string name = first == last ? first : first + ".." + last;
+      PIPER_TRY(const GroupId group, intern_union(graph, homes, "bucket " + name));
+      if (const Layout layout = graph.groups[group.value].layout; layout != Layout::Whole)
+        name += fmt::format(":{}", to_string(layout));
+      Sharding its = sharding;
+      if (graph.groups[group.value].copies() == 1)
+        its = {};
+      else if (homes.size() > 1)
+        its = {.optimizer = sharding.optimizer}; // as tied ones, below
+      add_buckets(graph, name, group, its, params);
+    }
   }
 
   // One logical parameter on several groups: a bucket over all who hold it, so that its gradients
@@ -217,10 +238,21 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
     const bool shard =
         std::all_of(users[param.value].begin(), users[param.value].end(),
                     [&](CallId call) { return replication[call.value].sharding.optimizer; });
-    add_buckets(graph, "tied:" + model.param(param).name, intern_union(graph, holders(param)),
-                {.optimizer = shard}, {param});
+    const std::string& name = model.param(param).name;
+    PIPER_TRY(const GroupId group, intern_union(graph, holders(param), "parameter " + name));
+    add_buckets(graph, "tied:" + name, group,
+                {.optimizer = shard && graph.groups[group.value].copies() > 1}, {param});
   }
   return {};
+}
+
+/// A group of these devices, whatever its layout; added if there is none.
+GroupId world_of(std::vector<Group>& groups, std::vector<DeviceIndex> devices) {
+  for (size_t g = 0; g < groups.size(); ++g)
+    if (groups[g].devices == devices)
+      return GroupId(g);
+  groups.push_back({.devices = std::move(devices)});
+  return GroupId(groups.size() - 1);
 }
 
 /// The nodes of one iteration that work on a bucket, and what Commit waits for.
@@ -238,7 +270,7 @@ void add_bucket_nodes(Graph& graph) {
     devices.insert(devices.end(), group.devices.begin(), group.devices.end());
   std::sort(devices.begin(), devices.end());
   devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
-  const GroupId world = intern_group(graph, std::move(devices), false);
+  const GroupId world = world_of(graph.groups, std::move(devices));
   const ValueRef committed{.kind = ValueKind::Committed, .at = world};
 
   std::vector<std::vector<CallId>> users(model.params.size());
@@ -261,7 +293,7 @@ void add_bucket_nodes(Graph& graph) {
       grads.insert(grads.end(), made[call.value].begin(), made[call.value].end());
 
     std::vector<Node> nodes;
-    if (graph.groups[bucket.group.value].devices.size() > 1) {
+    if (graph.groups[bucket.group.value].copies() > 1) {
       Node reduce;
       reduce.id = {.op = bucket.shard_optimizer ? Op::ReduceScatter : Op::AllReduce,
                    .subject = subject,

@@ -11,6 +11,25 @@ struct Streams {
   std::vector<std::string> compute, reduce, gather; ///< by call; empty: the default
 };
 
+/// The streams that `shard` and `shard_tensor` name for moves between layouts on their devices.
+std::string move_stream(const Graph& graph, const Node& node) {
+  const Group &from = graph.groups[node.id.peer.value], &to = graph.groups[node.id.at.value];
+  const Move move = *move_between(from, to);
+  if (move == Move::Slice)
+    return {}; // local: goes with its reader
+  for (const Directive& directive : graph.strategy->directives) {
+    const auto* experts = std::get_if<Shard>(&directive.body);
+    const auto* tensors = std::get_if<ShardTensor>(&directive.body);
+    if (move == Move::AllToAll && experts && experts->devices == to.devices &&
+        !experts->stream.empty())
+      return experts->stream;
+    if (move != Move::AllToAll && tensors && tensors->devices == to.devices &&
+        !tensors->stream.empty())
+      return tensors->stream;
+  }
+  return move == Move::AllToAll ? "all-to-all" : "redistribute";
+}
+
 Result<Streams> read_directives(const Graph& graph) {
   const size_t calls = graph.model->calls.size();
   Streams streams{std::vector<std::string>(calls), std::vector<std::string>(calls),
@@ -76,6 +95,9 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
         break;
       case Op::Recv:
         node.stream = "recv";
+        break;
+      case Op::Redistribute:
+        node.stream = move_stream(graph, node);
         break;
       case Op::Release:
       case Op::ZeroGrads:

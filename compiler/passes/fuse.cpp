@@ -34,6 +34,15 @@ void add_once(std::vector<ValueRef>& list, const ValueRef& ref) {
     list.push_back(ref);
 }
 
+/// Where the gradient of a value, or a part of it, is among those that a node names.
+GroupId place_of(const std::vector<ValueRef>& refs, uint32_t value) {
+  for (const ValueRef& ref : refs)
+    if ((ref.kind == ValueKind::Gradient || ref.kind == ValueKind::GradientPart) &&
+        ref.subject == value)
+      return ref.at;
+  return {};
+}
+
 class Fuser {
 public:
   explicit Fuser(const Graph& graph);
@@ -106,6 +115,8 @@ Result<void> Fuser::find_runs(const CompileOptions& options) {
       if (a.id.op != b.id.op || a.microbatch() != b.microbatch() || a.id.at != b.id.at ||
           a.stream != b.stream)
         continue;
+      if (graph_.groups[a.id.at.value].layout == Layout::Weights)
+        continue; // what the one makes is summed before the other reads it
       Microbatch& m = microbatches_[a.microbatch()];
       const CallPass which = pass_of(a.id.op);
       bool adjacent = true; // nothing of this pass lies between them in the model
@@ -189,7 +200,7 @@ std::vector<ValueRef> Fuser::outer_parts(const Microbatch& m, int32_t mb, uint32
                        .subject = value,
                        .part = readers[i].value,
                        .microbatch = mb,
-                       .at = selector_.group(mb, readers[i])});
+                       .at = place_of(m.node(kBackward, readers[i].value)->outputs, value)});
     parts.back().part = readers[i].value;
     last = run;
   }
@@ -200,11 +211,13 @@ std::vector<ValueRef> Fuser::outer_parts(const Microbatch& m, int32_t mb, uint32
 /// the whole, or the sum at its home.
 ValueRef Fuser::outer_gradient(const Microbatch& m, int32_t mb, uint32_t value) const {
   const std::vector<ValueRef> parts = outer_parts(m, mb, value);
-  return {.kind = ValueKind::Gradient,
-          .subject = value,
-          .microbatch = mb,
-          .at = parts.size() == 1 ? parts.front().at
-                                  : selector_.group(mb, model_.values[value].producer)};
+  return {
+      .kind = ValueKind::Gradient,
+      .subject = value,
+      .microbatch = mb,
+      .at = parts.size() == 1
+                ? parts.front().at
+                : place_of(m.node(kBackward, model_.values[value].producer.value)->inputs, value)};
 }
 
 /// Temporal edges of all members, with merged nodes under their new names.

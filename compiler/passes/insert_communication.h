@@ -1,5 +1,6 @@
-// Puts a Send and a Recv on every edge between two groups; a value that several nodes of a group
-// read is sent once.
+// Puts communication on every edge whose ends are on two groups: within the same devices a
+// Redistribute from one layout to another, else a Send and a Recv. A value that several nodes of a
+// group read is moved once.
 #pragma once
 
 #include "compiler/passes/pass.h"

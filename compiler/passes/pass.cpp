@@ -121,4 +121,16 @@ Result<std::vector<CallId>> select_calls(const Graph& graph, size_t directive,
   return calls;
 }
 
+GroupId find_group(const Graph& graph, const Group& group) {
+  const auto found = std::find(graph.groups.begin(), graph.groups.end(), group);
+  return found == graph.groups.end() ? GroupId() : GroupId(found - graph.groups.begin());
+}
+
+GroupId intern_group(Graph& graph, Group group) {
+  if (const GroupId known = find_group(graph, group))
+    return known;
+  graph.groups.push_back(std::move(group));
+  return GroupId(graph.groups.size() - 1);
+}
+
 } // namespace piper::compiler

@@ -45,6 +45,11 @@ Result<void> check_filter(const ir::Graph& graph, size_t directive, const ir::Fi
 Result<std::vector<ir::CallId>> select_calls(const ir::Graph& graph, size_t directive,
                                              const ir::Filter& filter);
 
+/// The group that is equal to this one; none if there is none.
+ir::GroupId find_group(const ir::Graph& graph, const ir::Group& group);
+/// The same, added if it is new.
+ir::GroupId intern_group(ir::Graph& graph, ir::Group group);
+
 /// Whether the filter has a term on this tag.
 const ir::TagMatch* find_term(const ir::Filter& filter, const std::string& tag);
 

@@ -21,8 +21,12 @@ std::string list(const std::vector<DeviceIndex>& devices) {
 /// What the directives say of one call.
 struct Placement {
   const std::vector<DeviceIndex>* devices = nullptr;
-  size_t place = SIZE_MAX, replicate = SIZE_MAX; ///< the directives, if any
-  size_t directive() const { return place != SIZE_MAX ? place : replicate; }
+  size_t place = SIZE_MAX, replicate = SIZE_MAX, shard = SIZE_MAX; ///< the directives, if any
+  uint32_t ways = 1;                                               ///< as `shard` says
+  Layout layout = Layout::Whole;
+  size_t directive() const {
+    return place != SIZE_MAX ? place : replicate != SIZE_MAX ? replicate : shard;
+  }
 };
 
 /// A T of each call; of each call and microbatch where a directive places microbatches apart.
@@ -54,8 +58,12 @@ bool places_apart(const Graph& graph) {
   return std::any_of(directives.begin(), directives.end(), [&](const Directive& d) {
     const auto* place = std::get_if<Place>(&d.body);
     const auto* replicate = std::get_if<Replicate>(&d.body);
+    const auto* experts = std::get_if<Shard>(&d.body);
+    const auto* tensors = std::get_if<ShardTensor>(&d.body);
     return (place && microbatch_term(graph, place->filter)) ||
-           (replicate && microbatch_term(graph, replicate->filter));
+           (replicate && microbatch_term(graph, replicate->filter)) ||
+           (experts && microbatch_term(graph, experts->filter)) ||
+           (tensors && microbatch_term(graph, tensors->filter));
   });
 }
 
@@ -90,12 +98,78 @@ Result<void> check_whole(const Graph& graph, size_t directive, const Filter& fil
   return {};
 }
 
+/// How the ranks of a block share a call, by a directive that shards it.
+struct Sharding {
+  size_t directive;
+  uint32_t ways;
+  bool experts, sequence;
+
+  Layout layout_of(const ModelCall& call) const {
+    if (experts)
+      return Layout::Experts;
+    if (call.cut == Cut::Tensor)
+      return Layout::Weights;
+    return call.cut == Cut::Tokens && sequence ? Layout::Tokens : Layout::Whole;
+  }
+};
+
+Result<Sharding> check_sharding(const Graph& graph, size_t directive,
+                                const std::vector<DeviceIndex>& devices, uint32_t ways,
+                                bool experts, bool sequence) {
+  const auto count = static_cast<uint32_t>(devices.size());
+  if (ways == 0)
+    ways = count;
+  if (count % ways != 0)
+    return user_error(fmt::format("{} devices do not make blocks of {}", count, ways),
+                      graph.strategy->describe(directive), "name a multiple of \"ways\" devices");
+  return Sharding{directive, ways, experts, sequence};
+}
+
+/// The call can be shared as the directive says.
+Result<void> check_cut(const Graph& graph, const Sharding& sharding, const ModelCall& call) {
+  const std::string where = graph.strategy->describe(sharding.directive);
+  if (sharding.experts && call.cut != Cut::Experts)
+    return user_error(fmt::format("'{}' has no experts to be spread over devices", call.name),
+                      where, "match the calls that hold experts alone");
+  const Layout layout = sharding.layout_of(call);
+  const int64_t ways = sharding.ways;
+  if ((layout == Layout::Experts || layout == Layout::Weights) && call.pieces % ways != 0)
+    return user_error(fmt::format("'{}' makes {} pieces, which {} devices cannot share evenly",
+                                  call.name, call.pieces, ways),
+                      where, "choose a number of devices that divides the pieces");
+  if (layout == Layout::Tokens)
+    for (const auto* list : {&call.inputs, &call.outputs})
+      for (ValueId id : *list)
+        if (const ModelValue& value = graph.model->value(id); value.type.dims[1] % ways != 0)
+          return user_error(fmt::format("'{}' is {}: {} devices cannot share its tokens evenly",
+                                        value.name, value.type.to_string(), ways),
+                            where, "choose a number of devices that divides the tokens");
+  return {};
+}
+
+/// Tensor parallelism that cuts nothing would only repeat all work.
+Result<void> check_any_cut(const Graph& graph, const ByCall<Placement>& placements) {
+  const Placement* sharded = nullptr;
+  for (size_t c = 0; c < placements.calls(); ++c)
+    for (int32_t m = 0; m < placements.parts(); ++m)
+      if (const Placement& placement = placements.at(c, m); placement.shard != SIZE_MAX) {
+        if (placement.layout != Layout::Whole)
+          return {};
+        sharded = &placement;
+      }
+  if (!sharded)
+    return {};
+  return user_error("none of the calls that are sharded can be cut",
+                    graph.strategy->describe(sharded->shard),
+                    "say in the model how calls are cut (CallOptions::cut), or use replicate");
+}
+
 Result<ByCall<Placement>> read_directives(const CompileOptions& options, const Graph& graph) {
   const Strategy& strategy = *graph.strategy;
   ByCall<Placement> placements(graph.model->calls.size(),
                                places_apart(graph) ? graph.microbatches : 1);
   auto apply = [&](size_t d, const Filter& filter, const std::vector<DeviceIndex>& devices,
-                   size_t Placement::*which) -> Result<void> {
+                   size_t Placement::*which, const Sharding* sharding = nullptr) -> Result<void> {
     PIPER_CHECK_OK(check_whole(graph, d, filter));
     PIPER_CHECK_OK(check_devices(graph, options, d, devices));
     PIPER_TRY(std::vector<CallId> calls, select_calls(graph, d, filter));
@@ -112,8 +186,18 @@ Result<ByCall<Placement>> read_directives(const CompileOptions& options, const G
                                         list(*placement.devices),
                                         strategy.describe(placement.directive())),
                             strategy.describe(d), "place each call once, or on the same devices");
+        if (sharding && placement.shard != SIZE_MAX)
+          return user_error(fmt::format("'{}' is sharded here and by {}",
+                                        graph.model->call(call).name,
+                                        strategy.describe(placement.shard)),
+                            strategy.describe(d), "shard each call once");
         placement.devices = &devices;
         placement.*which = d;
+        if (!sharding)
+          continue;
+        PIPER_CHECK_OK(check_cut(graph, *sharding, graph.model->call(call)));
+        placement.ways = sharding->ways;
+        placement.layout = sharding->layout_of(graph.model->call(call));
       }
     }
     return {};
@@ -123,8 +207,18 @@ Result<ByCall<Placement>> read_directives(const CompileOptions& options, const G
       PIPER_CHECK_OK(apply(d, place->filter, place->devices, &Placement::place));
     else if (const auto* replicate = std::get_if<Replicate>(&strategy.directives[d].body))
       PIPER_CHECK_OK(apply(d, replicate->filter, replicate->devices, &Placement::replicate));
+    else if (const auto* experts = std::get_if<Shard>(&strategy.directives[d].body)) {
+      PIPER_TRY(const Sharding sharding,
+                check_sharding(graph, d, experts->devices, experts->ways, true, false));
+      PIPER_CHECK_OK(apply(d, experts->filter, experts->devices, &Placement::shard, &sharding));
+    } else if (const auto* tensors = std::get_if<ShardTensor>(&strategy.directives[d].body)) {
+      PIPER_TRY(const Sharding sharding, check_sharding(graph, d, tensors->devices, tensors->ways,
+                                                        false, tensors->sequence));
+      PIPER_CHECK_OK(apply(d, tensors->filter, tensors->devices, &Placement::shard, &sharding));
+    }
   }
 
+  PIPER_CHECK_OK(check_any_cut(graph, placements));
   std::vector<std::string> unplaced;
   std::string parameter;
   for (size_t c = 0; c < placements.calls(); ++c)
@@ -136,11 +230,11 @@ Result<ByCall<Placement>> read_directives(const CompileOptions& options, const G
             placements.parts() == 1 ? call.name : fmt::format("{} of microbatch {}", call.name, m));
         if (parameter.empty() && !call.params.empty())
           parameter = graph.model->param(call.params.front()).name;
-      } else if (placement.devices->size() > 1 && placement.replicate == SIZE_MAX) {
+      } else if (placement.devices->size() > placement.ways && placement.replicate == SIZE_MAX) {
         return user_error(
             fmt::format("'{}' is placed on {} devices, but nothing says how they share it",
                         call.name, placement.devices->size()),
-            strategy.describe(placement.place),
+            strategy.describe(placement.directive()),
             "add a replicate over the same devices, or place it on one");
       }
     }
@@ -159,31 +253,74 @@ Result<ByCall<Placement>> read_directives(const CompileOptions& options, const G
   return placements;
 }
 
-/// The group of each call; graph.groups in the order in which the trace first needs them.
-Result<ByCall<GroupId>> make_groups(Graph& graph, const ByCall<Placement>& placements) {
-  std::map<std::vector<DeviceIndex>, GroupId> known;
-  ByCall<GroupId> of_call(placements.calls(), placements.parts());
+/// The group of the same blocks with another layout, added if it is new.
+GroupId with_layout(Graph& graph, GroupId id, Layout layout) {
+  Group group = graph.groups[id.value];
+  group.layout = layout;
+  return intern_group(graph, std::move(group));
+}
+
+/// The groups of a call's node, of what it reads and of what it makes.
+struct Homes {
+  GroupId self, reads, makes;
+};
+
+Homes make_homes(Graph& graph, const Placement& placement) {
+  Group group{.devices = *placement.devices,
+              .replicated = placement.devices->size() > placement.ways,
+              .ways = placement.ways,
+              .layout = placement.layout};
+  if (group.layout == Layout::Experts) // each rank has rows of its own outside
+    group.replicated = group.size() > 1;
+  const GroupId self = intern_group(graph, std::move(group));
+  return {self, with_layout(graph, self, reads(placement.layout)),
+          with_layout(graph, self, makes(placement.layout))};
+}
+
+/// Every part of the model cuts the batch into as many shares, over as many devices: a value goes
+/// from a rank to the same rank of the next group.
+Result<void> check_alike(const Graph& graph, const Placement& placement, GroupId id,
+                         const std::string& call, const Group& first,
+                         const std::string& first_call) {
+  const Group& group = graph.groups[id.value];
+  if (group.shares() != first.shares())
+    return user_error(fmt::format("'{}' runs on {} and '{}' on {}: they have {} and {} replicas",
+                                  first_call, list(first.devices), call, list(group.devices),
+                                  first.shares(), group.shares()),
+                      graph.strategy->describe(placement.directive()),
+                      "give every part of the model the same number of replicas");
+  if (group.size() != first.size())
+    return user_error(fmt::format("'{}' runs on {} and '{}' on {}: {} and {} devices share a row",
+                                  first_call, list(first.devices), call, list(group.devices),
+                                  first.size() / first.shares(), group.size() / group.shares()),
+                      graph.strategy->describe(placement.directive()),
+                      "shard every part of the model in the same number of ways");
+  return {};
+}
+
+/// The groups of each call; graph.groups in the order in which the trace first needs them.
+Result<ByCall<Homes>> make_groups(Graph& graph, const ByCall<Placement>& placements) {
+  ByCall<Homes> of_call(placements.calls(), placements.parts());
+  const ModelSpec& model = *graph.model;
   for (size_t c = 0; c < placements.calls(); ++c)
     for (int32_t m = 0; m < placements.parts(); ++m) {
-      const std::vector<DeviceIndex>& devices = *placements.at(c, m).devices;
-      auto [entry, added] = known.try_emplace(devices, GroupId(graph.groups.size()));
-      if (added)
-        graph.groups.push_back({devices, devices.size() > 1});
-      of_call.at(c, m) = entry->second;
-      const size_t replicas = graph.groups.front().devices.size();
-      if (devices.size() != replicas)
-        return user_error(
-            fmt::format("'{}' runs on {} and '{}' on {}: they have {} and {} replicas",
-                        graph.model->calls[0].name, list(graph.groups.front().devices),
-                        graph.model->calls[c].name, list(devices), replicas, devices.size()),
-            graph.strategy->describe(placements.at(c, m).directive()),
-            "give every part of the model the same number of replicas");
+      of_call.at(c, m) = make_homes(graph, placements.at(c, m));
+      PIPER_CHECK_OK(check_alike(graph, placements.at(c, m), of_call.at(c, m).self,
+                                 model.calls[c].name, graph.groups.front(), model.calls[0].name));
     }
-  const int64_t pieces = graph.microbatches * static_cast<int64_t>(graph.groups[0].devices.size());
-  if (graph.model->batch % pieces != 0)
+  const CallId last = model.value(model.loss).producer;
+  for (int32_t m = 0; m < placements.parts(); ++m)
+    if (const Placement& placement = placements.at(last.value, m);
+        placement.layout != Layout::Whole)
+      return user_error(
+          fmt::format("'{}' makes the loss and cannot be sharded", model.call(last).name),
+          graph.strategy->describe(placement.directive()), "leave it out of the filter");
+  const int64_t shares = graph.groups[0].shares();
+  const int64_t pieces = graph.microbatches * shares;
+  if (model.batch % pieces != 0)
     return user_error(
         fmt::format("the batch of {} rows is not divisible over {} microbatches x {} replicas",
-                    graph.model->batch, graph.microbatches, graph.groups[0].devices.size()),
+                    model.batch, graph.microbatches, shares),
         graph.strategy->describe(placements.at(0, 0).directive()),
         fmt::format("choose a batch that is a multiple of {}", pieces));
   return of_call;
@@ -195,35 +332,52 @@ Result<Graph> place(const CompileOptions& options, const Graph& unplaced) {
   const ModelSpec& model = *unplaced.model;
   PIPER_TRY(const ByCall<Placement> placements, read_directives(options, unplaced));
   Graph graph = unplaced;
-  PIPER_TRY(const ByCall<GroupId> of_call, make_groups(graph, placements));
+  PIPER_TRY(const ByCall<Homes> of_call, make_groups(graph, placements));
 
-  // Add, Seed and Loss run where the value is made.
-  auto group_of = [&](const Node& node) {
+  // Add, Seed and Loss run where the gradient, or the value, is wanted.
+  auto homes_of = [&](const Node& node) -> const Homes& {
     const uint32_t call =
         is_compute(node.id.op) ? node.id.subject : model.values[node.id.subject].producer.value;
     return of_call.at(call, node.microbatch());
   };
+  // What a call leaves for itself stays with it, what it reads and makes has layouts of its own.
+  auto is_tensor = [](const ValueRef& ref) {
+    return ref.kind == ValueKind::Activation || ref.kind == ValueKind::Gradient ||
+           ref.kind == ValueKind::GradientPart;
+  };
+  auto outputs_at = [&](const Node& node, const ValueRef& ref) {
+    const Homes& homes = homes_of(node);
+    if (!is_compute(node.id.op))
+      return homes.reads;
+    return is_tensor(ref) ? homes.makes : homes.self;
+  };
 
-  // Where each value is made. A model input is made wherever it is read.
+  // Where each value is made. A model input is made wherever it is read, whole.
   using Key = std::tuple<ValueKind, uint32_t, uint32_t>;
   std::vector<std::map<Key, GroupId>> made(of_call.parts());
   for (const RegionPtr& region : graph.regions)
     for (const Node& node : region->nodes())
       if (node.microbatch() < of_call.parts() && node.id.op != Op::Input)
         for (const ValueRef& ref : node.outputs)
-          made[node.microbatch()][{ref.kind, ref.subject, ref.part}] = group_of(node);
+          made[node.microbatch()][{ref.kind, ref.subject, ref.part}] = outputs_at(node, ref);
   ByCall<std::vector<GroupId>> input_readers(model.values.size(), of_call.parts());
   for (size_t c = 0; c < model.calls.size(); ++c)
     for (ValueId v : model.calls[c].inputs)
       for (int32_t m = 0; m < of_call.parts(); ++m) {
+        if (model.value(v).producer)
+          continue;
         auto& readers = input_readers.at(v.value, m);
-        const GroupId group = of_call.at(c, m);
-        if (!model.value(v).producer &&
-            std::find(readers.begin(), readers.end(), group) == readers.end())
+        const GroupId group =
+            intern_group(graph, graph.groups[of_call.at(c, m).reads.value].whole());
+        if (std::find(readers.begin(), readers.end(), group) == readers.end())
           readers.push_back(group);
       }
 
-  const double replicas = static_cast<double>(graph.groups.front().devices.size());
+  const double shares = static_cast<double>(graph.groups.front().shares());
+  const std::vector<Group> groups = graph.groups;
+  auto is_input = [&](const ValueRef& ref) {
+    return ref.kind == ValueKind::Activation && !model.values[ref.subject].producer;
+  };
   return map_regions(graph, [&](const Region& region) {
     std::vector<Node> nodes;
     nodes.reserve(region.nodes().size());
@@ -237,16 +391,17 @@ Result<Graph> place(const CompileOptions& options, const Graph& unplaced) {
         continue;
       }
       Node placed = node;
-      placed.id.at = group_of(node);
-      const auto& homes = made[of_call.parts() == 1 ? 0 : node.microbatch()];
-      for (ValueRef& ref : placed.inputs) {
-        const auto at = homes.find({ref.kind, ref.subject, ref.part});
-        ref.at = at == homes.end() ? placed.id.at : at->second;
-      }
+      const Homes& homes = homes_of(node);
+      placed.id.at = is_compute(node.id.op) ? homes.self : homes.reads;
+      const auto& at = made[of_call.parts() == 1 ? 0 : node.microbatch()];
+      for (ValueRef& ref : placed.inputs)
+        ref.at = is_input(ref)    ? find_group(graph, groups[homes.reads.value].whole())
+                 : is_tensor(ref) ? at.at({ref.kind, ref.subject, ref.part})
+                                  : homes.self;
       for (ValueRef& ref : placed.outputs)
-        ref.at = placed.id.at;
+        ref.at = outputs_at(node, ref);
       if (node.id.op == Op::Seed)
-        placed.scale /= replicas;
+        placed.scale /= shares;
       if (is_compute(node.id.op))
         placed.directive =
             static_cast<int32_t>(placements.at(node.id.subject, node.microbatch()).directive());

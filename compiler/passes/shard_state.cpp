@@ -17,7 +17,7 @@ constexpr int64_t kDefaultPrefetch = 1;
 /// Buckets of a group whose whole gradients may be there at one time.
 constexpr size_t kWholeGradients = 2;
 
-/// A run of nodes of one group, first and last by their place in the group's order.
+/// A run of nodes on the same devices, first and last by their place in the order there.
 struct Window {
   uint32_t bucket = 0;
   uint32_t number = 0; ///< among the bucket's windows of this kind
@@ -33,14 +33,14 @@ public:
         bucket_of_[param.value] = static_cast<uint32_t>(b);
     for (const Node* node : linearize(graph, index_))
       if (is_compute(node->id.op))
-        order_[node->id.at].push_back(node);
+        order_[graph.groups[node->id.at.value].devices].push_back(node);
     added_.resize(graph.buckets.size());
     reduced_.resize(graph.buckets.size());
   }
 
   Result<Graph> run() {
     PIPER_TRY(distance_, distances());
-    for (const auto& [group, nodes] : order_) {
+    for (const auto& [devices, nodes] : order_) {
       gather(nodes);
       reduce(nodes);
     }
@@ -106,7 +106,7 @@ private:
         gather.after.push_back({.before = {.op = Op::Gather,
                                            .subject = all[w - 1].bucket,
                                            .part = all[w - 1].number,
-                                           .at = at}});
+                                           .at = graph_.buckets[all[w - 1].bucket].group}});
       if (window.number > 0)
         gather.after.push_back({.before = release_id(window, window.number - 1)});
       const int64_t ahead = distance_[window.bucket];
@@ -167,7 +167,8 @@ private:
       if (w >= kWholeGradients) { // a slow reduction holds up the backward, not the memory
         const Window& done = all[w - kWholeGradients];
         if (done.bucket != window.bucket && done.last < window.first)
-          zero.after.push_back({.before = scatter_id(done.bucket, done.number, at)});
+          zero.after.push_back(
+              {.before = scatter_id(done.bucket, done.number, graph_.buckets[done.bucket].group)});
       }
       if (window.first > 0)
         zero.after.push_back({.before = nodes[window.first - 1]->id});
@@ -236,11 +237,12 @@ private:
 
   const Graph& graph_;
   const GraphIndex index_;
-  std::vector<uint32_t> bucket_of_;                   ///< of each parameter
-  std::map<GroupId, std::vector<const Node*>> order_; ///< compute, as it will be issued
-  std::vector<int64_t> distance_;                     ///< of each bucket
-  std::vector<std::vector<Node>> added_;              ///< of each bucket
-  std::vector<std::vector<ValueRef>> reduced_;        ///< of each bucket, by window
+  std::vector<uint32_t> bucket_of_; ///< of each parameter
+  /// Compute, as it will be issued on these devices.
+  std::map<std::vector<DeviceIndex>, std::vector<const Node*>> order_;
+  std::vector<int64_t> distance_;              ///< of each bucket
+  std::vector<std::vector<Node>> added_;       ///< of each bucket
+  std::vector<std::vector<ValueRef>> reduced_; ///< of each bucket, by window
   std::unordered_map<const Node*, std::vector<ValueRef>> more_inputs_; ///< of compute
 };
 

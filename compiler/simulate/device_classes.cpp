@@ -36,6 +36,16 @@ struct RoleTraffic {
 
 using Key = std::vector<uint64_t>;
 
+/// Its group and kind, and the classes of its members.
+template <class ClassOf> Key team_key(const PlanSet& plans, const Team& team, ClassOf class_of) {
+  Key key;
+  for (DeviceIndex device : plans.members(team))
+    key.push_back(class_of(device));
+  std::sort(key.begin(), key.end());
+  key.insert(key.end(), {team.group.value, static_cast<uint64_t>(team.kind)});
+  return key;
+}
+
 class Refinement {
 public:
   Refinement(const PlanSet& plans, const Cluster& cluster, const Ranks& ranks,
@@ -54,15 +64,16 @@ public:
     std::vector<uint32_t> classes = start();
     for (size_t count = 0;;) {
       Numbering<Key> numbers;
-      const std::vector<Key> groups = group_keys(classes), units = unit_keys(classes);
+      const std::vector<Key> units = unit_keys(classes);
+      const std::map<Team, uint32_t> teams = team_numbers(classes);
       std::vector<uint32_t> next(classes.size());
       for (uint32_t d = 0; d < classes.size(); ++d) {
         Key key = {classes[d]};
         const RoleTraffic& traffic = traffic_[roles_[d].value];
         for (const Instruction* transfer : traffic.transfers)
           key.push_back(classes[index_.at(ranks_.peer(devices_[d], *transfer))]);
-        for (GroupId group : plans_.roles[roles_[d].value].groups)
-          key.insert(key.end(), groups[group.value].begin(), groups[group.value].end());
+        for (const Instruction* collective : traffic.collectives)
+          key.push_back(teams.at(team(*collective, d)));
         key.insert(key.end(), units[d].begin(), units[d].end());
         next[d] = numbers.of(std::move(key));
       }
@@ -81,14 +92,25 @@ private:
     for (const Instruction& each : plan.instructions) {
       if (is_transfer(each.op) && peers.emplace(each.self, each.group, each.device).second)
         traffic.transfers.push_back(&each);
-      if (is_collective(each.op) && plans.insert(&collective(each)).second)
+      if (!is_collective(each.op))
+        continue;
+      // Teams of one kind use links alike, but for the levels, which `start` looks at.
+      const auto kind = collective_kind(plans_, each);
+      const Team first = plans_.team_of(each, 0);
+      const double bytes = collective_bytes(plans_, plan, each);
+      if (kind && plans.insert(&collectives_.of(*kind, first, bytes)).second)
         traffic.collectives.push_back(&each);
     }
     return traffic;
   }
 
-  const Collective& collective(const Instruction& each) {
-    return collectives_.of(collective_kind(each.op), each.group, bucket_bytes(plans_, each));
+  Team team(const Instruction& each, uint32_t device) const {
+    return plans_.team_of(each, static_cast<int>(ranks_.of(each.group, devices_[device])));
+  }
+  const Collective& collective(const Instruction& each, uint32_t device) {
+    const Plan& plan = plans_.plans[roles_[device].value];
+    return collectives_.of(*collective_kind(plans_, each), team(each, device),
+                           collective_bytes(plans_, plan, each));
   }
 
   /// What does not depend on the classes of others: role, speed, and the links that are used.
@@ -102,8 +124,9 @@ private:
       for (const Instruction* each : traffic.transfers)
         key.push_back(cluster_.level_between(devices_[d], ranks_.peer(devices_[d], *each)));
       for (const Instruction* each : traffic.collectives) {
-        const uint32_t rank = ranks_.of(each->group, devices_[d]);
-        for (const Phase& phase : collective(*each).phases) {
+        const auto rank = static_cast<size_t>(
+            plans_.place_in(team(*each, d), static_cast<int>(ranks_.of(each->group, devices_[d]))));
+        for (const Phase& phase : collective(*each, d).phases) {
           key.push_back(phase.members[rank].size());
           for (const PortUse& use : phase.members[rank])
             key.insert(key.end(), {use.level, reals.of(use.out), reals.of(use.in)});
@@ -114,19 +137,19 @@ private:
     return classes;
   }
 
-  /// How many members of each class a group has.
-  std::vector<Key> group_keys(const std::vector<uint32_t>& classes) const {
+  /// The same number for teams of one group with as many members of each class.
+  std::map<Team, uint32_t> team_numbers(const std::vector<uint32_t>& classes) const {
     Numbering<Key> numbers;
-    std::vector<Key> keys;
-    for (const Group& group : plans_.groups) {
-      Key members;
-      for (DeviceIndex device : group.devices)
-        if (auto found = index_.find(device); found != index_.end())
-          members.push_back(classes[found->second]);
-      std::sort(members.begin(), members.end());
-      keys.push_back({numbers.of(std::move(members))});
-    }
-    return keys;
+    std::map<Team, uint32_t> of_team;
+    for (uint32_t d = 0; d < devices_.size(); ++d)
+      for (const Instruction* each : traffic_[roles_[d].value].collectives) {
+        const auto [entry, fresh] = of_team.try_emplace(team(*each, d));
+        if (fresh)
+          entry->second = numbers.of(team_key(plans_, entry->first, [&](DeviceIndex device) {
+            return classes[index_.at(device)];
+          }));
+      }
+    return of_team;
   }
 
   /// Of each device: what its units hold, where a unit shares something.
@@ -181,22 +204,76 @@ void count_units(const PlanSet& plans, const Cluster& cluster, DeviceClasses& cl
   }
 }
 
+/// Those that representatives are in.
+void number_teams(const PlanSet& plans, const Ranks& ranks, DeviceClasses& classes) {
+  Numbering<Key> numbers;
+  for (const DeviceIndex device : classes.representative)
+    for (const Instruction& each : plans.plans[plans.devices.at(device).value].instructions) {
+      if (!is_collective(each.op))
+        continue;
+      const Team team = plans.team_of(each, static_cast<int>(ranks.of(each.group, device)));
+      const auto [entry, fresh] = classes.team.try_emplace(team);
+      if (!fresh)
+        continue;
+      Key key = team_key(plans, team, [&](DeviceIndex member) { return classes.of.at(member); });
+      DeviceClasses::TeamClass& its = entry->second;
+      its.members.assign(key.begin(), key.end() - 2);
+      its.members.erase(std::unique(its.members.begin(), its.members.end()), its.members.end());
+      its.number = numbers.of(std::move(key));
+    }
+}
+
 } // namespace
 
 bool is_collective(Opcode op) {
   return op == Opcode::AllReduce || op == Opcode::ReduceScatter || op == Opcode::AllGather ||
-         op == Opcode::Gather || op == Opcode::Commit;
+         op == Opcode::Gather || op == Opcode::Redistribute || op == Opcode::Commit;
 }
 
-CollectiveKind collective_kind(Opcode op) {
-  if (op == Opcode::AllGather || op == Opcode::Gather)
+std::optional<CollectiveKind> collective_kind(const PlanSet& plans,
+                                              const Instruction& instruction) {
+  switch (instruction.op) {
+  case Opcode::AllGather:
+  case Opcode::Gather:
     return CollectiveKind::AllGather;
-  return op == Opcode::ReduceScatter ? CollectiveKind::ReduceScatter : CollectiveKind::AllReduce;
+  case Opcode::ReduceScatter:
+    return CollectiveKind::ReduceScatter;
+  case Opcode::Redistribute:
+    break;
+  default:
+    return CollectiveKind::AllReduce;
+  }
+  switch (
+      *move_between(plans.groups[instruction.group.value], plans.groups[instruction.self.value])) {
+  case Move::AllReduce:
+    return CollectiveKind::AllReduce;
+  case Move::ReduceScatter:
+    return CollectiveKind::ReduceScatter;
+  case Move::AllGather:
+    return CollectiveKind::AllGather;
+  case Move::AllToAll:
+    return CollectiveKind::AllToAll;
+  case Move::Slice:
+    break;
+  }
+  return std::nullopt;
+}
+
+double collective_bytes(const PlanSet& plans, const Plan& plan, const Instruction& instruction) {
+  if (instruction.op == Opcode::Commit)
+    return 8;
+  if (instruction.op != Opcode::Redistribute)
+    return bucket_bytes(plans, instruction);
+  // The larger end has the whole array.
+  double bytes = 0;
+  for (SlotId id : {instruction.inputs.at(0), instruction.outputs.at(0)}) {
+    const Slot& slot = plan.slots[id.value];
+    bytes = std::max(bytes, static_cast<double>(slot.type.bytes(plans.rows(slot.value.at))));
+  }
+  return bytes;
 }
 
 double bucket_bytes(const PlanSet& plans, const Instruction& instruction) {
-  if (instruction.op == Opcode::Commit)
-    return 8;
   double bytes = 0;
   for (BucketId id : instruction.buckets) {
     const Bucket& bucket = plans.buckets[id.value];
@@ -205,19 +282,19 @@ double bucket_bytes(const PlanSet& plans, const Instruction& instruction) {
   return bytes;
 }
 
-const Collective& CollectivePlans::of(CollectiveKind kind, GroupId group, double bytes) {
-  const auto& members = plans_.groups[group.value].devices;
+const Collective& CollectivePlans::of(CollectiveKind kind, const Team& team, double bytes) {
   Algorithm algorithm = algorithm_;
   if (algorithm ==
       Algorithm::Auto) { // the choice depends on the size, what it costs a byte doesn't
-    auto [entry, added] = chosen_.try_emplace({kind, group, bytes});
+    auto [entry, added] = chosen_.try_emplace({kind, team, bytes});
     if (added)
-      entry->second = plan_collective(cluster_, kind, algorithm, members, bytes, add_).algorithm;
+      entry->second =
+          plan_collective(cluster_, kind, algorithm, plans_.members(team), bytes, add_).algorithm;
     algorithm = entry->second;
   }
-  auto [entry, added] = planned_.try_emplace({kind, group, algorithm});
+  auto [entry, added] = planned_.try_emplace({kind, team, algorithm});
   if (added)
-    entry->second = plan_collective(cluster_, kind, algorithm, members);
+    entry->second = plan_collective(cluster_, kind, algorithm, plans_.members(team));
   return entry->second;
 }
 
@@ -256,6 +333,7 @@ DeviceClasses classify_devices(const PlanSet& plans, const Cluster& cluster, con
     classes.of[device] = number;
   }
   count_units(plans, cluster, classes);
+  number_teams(plans, ranks, classes);
   return classes;
 }
 

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -30,20 +31,25 @@ public:
   CollectivePlans(const ir::PlanSet& plans, const Cluster& cluster, Algorithm algorithm, double add)
       : plans_(plans), cluster_(cluster), algorithm_(algorithm), add_(add) {}
 
-  const Collective& of(CollectiveKind kind, ir::GroupId group, double bytes);
+  const Collective& of(CollectiveKind kind, const ir::Team& team, double bytes);
 
 private:
   const ir::PlanSet& plans_;
   const Cluster& cluster_;
   const Algorithm algorithm_;
   const double add_;
-  std::map<std::tuple<CollectiveKind, ir::GroupId, double>, Algorithm> chosen_; ///< of Auto
-  std::map<std::tuple<CollectiveKind, ir::GroupId, Algorithm>, Collective> planned_;
+  std::map<std::tuple<CollectiveKind, ir::Team, double>, Algorithm> chosen_; ///< of Auto
+  std::map<std::tuple<CollectiveKind, ir::Team, Algorithm>, Collective> planned_;
 };
 
-/// The kind of a collective instruction, and the bytes of the whole buckets that it is about;
-/// Commit sums one double over its group.
-CollectiveKind collective_kind(ir::Opcode op);
+/// The kind of a collective instruction; none of a Redistribute that sends nothing.
+std::optional<CollectiveKind> collective_kind(const ir::PlanSet& plans,
+                                              const ir::Instruction& instruction);
+/// The bytes of the whole array that a collective is about. Commit sums one double. An all-to-all
+/// is taken for even: each member sends each other one its share.
+double collective_bytes(const ir::PlanSet& plans, const ir::Plan& plan,
+                        const ir::Instruction& instruction);
+/// The bytes of the whole buckets that an instruction is about.
 double bucket_bytes(const ir::PlanSet& plans, const ir::Instruction& instruction);
 bool is_collective(ir::Opcode op);
 
@@ -65,6 +71,12 @@ struct DeviceClasses {
   std::vector<ir::DeviceIndex> representative;      ///< of each class, ascending
   std::vector<uint32_t> size;                       ///< devices of each class
   std::unordered_map<ir::DeviceIndex, uint32_t> of; ///< the class of each device
+  /// Teams whose members are of the same classes behave alike.
+  struct TeamClass {
+    uint32_t number = 0;           ///< among all
+    std::vector<uint32_t> members; ///< classes, each once
+  };
+  std::map<ir::Team, TeamClass> team; ///< of each team with a representative
   /// [level][class]: a number for the representative's unit, the same for units that behave alike.
   std::vector<std::vector<uint32_t>> unit;
   /// [level][class]: devices of the class in the representative's unit.

@@ -47,6 +47,7 @@ Work work_of(Opcode op) {
   case Opcode::ReduceScatter:
   case Opcode::AllGather:
   case Opcode::Gather:
+  case Opcode::Redistribute:
   case Opcode::Commit:
   case Opcode::SendState:
   case Opcode::RecvState:

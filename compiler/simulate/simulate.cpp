@@ -105,13 +105,13 @@ struct Message {
 
 /// A collective that members come to, then run.
 struct Gathering {
-  std::vector<uint32_t> arrived; ///< streams
-  size_t expected = 0;
-  const Collective* plan = nullptr;
+  std::vector<uint32_t> arrived;                  ///< streams
+  const std::vector<uint32_t>* members = nullptr; ///< classes that take part
+  const Collective* plan = nullptr;               ///< null: nothing is sent
   size_t phase = 0;
   double bytes = 0;
   Interval moved;
-  GroupId group;
+  Team team; ///< of the first to come
 };
 
 class Simulator {
@@ -181,15 +181,6 @@ private:
         stream.compute = stream.compute || computes(plan.instructions[i]);
       }
     }
-    for (const Group& group : plans_.groups) {
-      std::vector<uint32_t> members;
-      for (DeviceIndex device : group.devices)
-        if (auto found = classes_.of.find(device); found != classes_.of.end())
-          members.push_back(found->second);
-      std::sort(members.begin(), members.end());
-      members.erase(std::unique(members.begin(), members.end()), members.end());
-      group_classes_.push_back(std::move(members));
-    }
   }
 
   /// As the runtime decides which streams' times it reports.
@@ -232,7 +223,7 @@ private:
       double elements = 0;
       for (BucketId id : each.buckets) {
         const Bucket& bucket = plans_.buckets[id.value];
-        const auto ranks = plans_.groups[bucket.group.value].devices.size();
+        const int ranks = plans_.groups[bucket.group.value].copies();
         elements += static_cast<double>(bucket.numel) /
                     (bucket.shard_optimizer ? static_cast<double>(ranks) : 1);
       }
@@ -253,6 +244,7 @@ private:
     case Opcode::AllGather:
     case Opcode::Gather:
     case Opcode::Release:
+    case Opcode::Redistribute:
     case Opcode::Commit:
       return 0;
     }
@@ -550,20 +542,24 @@ private:
   void join_gathering(uint32_t s) {
     const Stream& stream = streams_[s];
     const Instruction& each = head(stream);
-    const std::tuple key{each.group, each.edge.value, each.microbatch};
+    const DeviceIndex self = devices_[stream.device].index;
+    const Team team = plans_.team_of(each, static_cast<int>(ranks_.of(each.group, self)));
+    const DeviceClasses::TeamClass& members = classes_.team.at(team);
+    const std::tuple key{members.number, each.edge.value, each.microbatch};
     auto [entry, added] =
         by_collective_.try_emplace(key, static_cast<uint32_t>(gatherings_.size()));
     const uint32_t g = entry->second;
     if (added) {
       Gathering& made = gatherings_.emplace_back();
-      made.group = each.group;
-      made.expected = group_classes_[each.group.value].size();
-      made.bytes = bucket_bytes(plans_, each);
-      made.plan = &collectives_.of(collective_kind(each.op), each.group, made.bytes);
+      made.team = team;
+      made.members = &members.members;
+      made.bytes = collective_bytes(plans_, *devices_[stream.device].plan, each);
+      if (const auto kind = collective_kind(plans_, each))
+        made.plan = &collectives_.of(*kind, team, made.bytes);
     }
     Gathering& its = gatherings_[g];
     its.arrived.push_back(s);
-    if (its.arrived.size() < its.expected)
+    if (its.arrived.size() < its.members->size())
       return;
     its.moved.start = now_;
     start_phase(g);
@@ -571,28 +567,35 @@ private:
 
   void start_phase(uint32_t g) {
     Gathering& its = gatherings_[g];
-    if (its.phase == its.plan->phases.size()) {
+    if (!its.plan || its.phase == its.plan->phases.size()) {
       its.moved.end = now_;
       for (uint32_t s : std::exchange(its.arrived, {})) {
         SimulatedDevice& device = devices_[streams_[s].device];
-        device.sent += its.bytes * its.plan->sent(ranks_.of(its.group, device.index));
+        if (its.plan)
+          device.sent += its.bytes * its.plan->sent(place(its, device.index));
         end(s, its.moved, its.moved);
       }
       return;
     }
     const Phase& phase = its.plan->phases[its.phase];
     double add = 0; // all add up at the pace of the slowest member
-    for (uint32_t device : group_classes_[its.group.value])
+    for (uint32_t device : *its.members)
       add = std::max(add, costs_.add / devices_[device].speed);
     after(phase.latency + phase.added * its.bytes * add, Action::Kind::PhaseBytes, g);
+  }
+
+  /// Of a member in its own team: teams of one number use links alike.
+  size_t place(const Gathering& its, DeviceIndex device) const {
+    return static_cast<size_t>(
+        plans_.place_in(its.team, static_cast<int>(ranks_.of(its.team.group, device))));
   }
 
   void move_phase(uint32_t g) {
     Gathering& its = gatherings_[g];
     const Phase& phase = its.plan->phases[its.phase++];
     std::vector<Fluid::Use> uses;
-    for (uint32_t device : group_classes_[its.group.value])
-      for (const PortUse& use : phase.members[ranks_.of(its.group, devices_[device].index)]) {
+    for (uint32_t device : *its.members)
+      for (const PortUse& use : phase.members[place(its, devices_[device].index)]) {
         use_links(uses, device, use.level, true, use.out * its.bytes);
         use_links(uses, device, use.level, false, use.in * its.bytes);
       }
@@ -644,9 +647,8 @@ private:
   const Ranks ranks_;
   CollectivePlans collectives_;
   const DeviceClasses classes_;
-  std::vector<std::vector<uint32_t>> group_classes_; ///< of each group's members, each once
-  std::vector<MemoryLayout> layouts_;                ///< by role
-  std::vector<SimulatedDevice> devices_;             ///< by class
+  std::vector<MemoryLayout> layouts_;    ///< by role
+  std::vector<SimulatedDevice> devices_; ///< by class
   std::vector<Stream> streams_;
 
   double now_ = 0, makespan_ = 0;
@@ -661,7 +663,7 @@ private:
   std::deque<Message> messages_;
   std::map<std::tuple<uint32_t, int32_t, uint32_t, uint32_t>, uint32_t> by_key_;
   std::deque<Gathering> gatherings_;
-  std::map<std::tuple<GroupId, uint32_t, int32_t>, uint32_t> by_collective_;
+  std::map<std::tuple<uint32_t, uint32_t, int32_t>, uint32_t> by_collective_;
   std::vector<Span> spans_;
   std::vector<uint32_t> moved_; ///< messages, in the order in which they arrived
 };

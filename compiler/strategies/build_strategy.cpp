@@ -103,20 +103,23 @@ Result<Strategy> build_strategy(const ModelSpec& model, const Schedule& schedule
   const std::string& expression = schedule.expression;
   PIPER_TRY(const std::vector<Atom> atoms, parse(expression));
   PipelineShape shape{.model = &model};
-  const Atom *pipelined = nullptr, *replicated = nullptr;
+  const Atom *pipelined = nullptr, *replicated = nullptr, *tensors = nullptr, *experts = nullptr;
   for (const Atom& atom : atoms) {
     const bool pipeline = atom.name == "table" || is_schedule(atom.name);
     const int zero = zero_level(atom.name);
     const bool data = atom.name == "dp" || zero > 0;
-    if ((pipeline && pipelined) || (data && replicated))
+    const bool tensor = atom.name == "tp" || atom.name == "sp", expert = atom.name == "ep";
+    if ((pipeline && pipelined) || (data && replicated) || (tensor && tensors) ||
+        (expert && experts))
       return user_error(fmt::format("the strategy '{}' has two parts of one kind", expression), "",
-                        "join at most one pipeline and one data-parallel part");
-    if (!pipeline && !data && atom.name != "single")
+                        "join at most one pipeline and one data-parallel, one tensor-parallel and "
+                        "one expert-parallel part");
+    if (!pipeline && !data && !tensor && !expert && atom.name != "single")
       return user_error(
           fmt::format("unknown strategy '{}' in '{}'", atom.name, expression), "",
           fmt::format(
-              "known names: single, dp:N, zero1:N, zero2:N, zero3:N, {}; join them with x, as "
-              "in dp:2x1f1b:4",
+              "known names: single, dp:N, zero1:N, zero2:N, zero3:N, tp:N, sp:N, ep:N, {}; join "
+              "them with x, as in dp:2x1f1b:4",
               schedule_names()));
     if (!is_schedule(atom.name) && !atom.options.empty())
       return user_error(
@@ -126,10 +129,27 @@ Result<Strategy> build_strategy(const ModelSpec& model, const Schedule& schedule
       pipelined = &atom;
     } else if (data) {
       replicated = &atom;
-      shape.replicas = atom.count;
+      shape.replicas *= atom.count;
       shape.zero = zero;
+    } else if (tensor) {
+      tensors = &atom;
+      shape.tensor = atom.count;
+      shape.sequence = atom.name == "sp";
+    } else if (expert) {
+      experts = &atom;
+      shape.replicas *= atom.count;
+      shape.experts = atom.count;
     }
   }
+  const bool has_experts = std::any_of(model.calls.begin(), model.calls.end(),
+                                       [](const auto& call) { return call.cut == Cut::Experts; });
+  if (shape.experts > 1 && !has_experts)
+    return user_error(fmt::format("'{}' shares experts, but the model has none", expression),
+                      fmt::format("model {}", model.name), "use dp in place of ep");
+  if (shape.experts > 1 && shape.tensor > 1)
+    return user_error(fmt::format("'{}' joins expert and tensor parallelism", expression), "",
+                      "a rank has rows of its own under the one and shares them under the other: "
+                      "use one of them");
 
   const int64_t microbatches = schedule.microbatches;
   if (model.batch % shape.replicas != 0)

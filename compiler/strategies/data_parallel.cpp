@@ -8,20 +8,48 @@ namespace piper::compiler {
 
 using namespace ir;
 
+std::vector<DeviceIndex> PipelineShape::devices(int rank) const {
+  std::vector<DeviceIndex> list;
+  for (int i = 0; i < replicas * tensor; ++i)
+    list.push_back(static_cast<DeviceIndex>(rank * replicas * tensor + i));
+  return list;
+}
+
+void PipelineShape::place(Strategy& strategy, const Filter& filter,
+                          const std::vector<CallId>& calls,
+                          const std::vector<DeviceIndex>& devices) const {
+  if (tensor > 1)
+    strategy.shard_tensor(filter, devices, static_cast<uint32_t>(tensor), sequence);
+  if (replicas > 1)
+    strategy.replicate({.filter = filter,
+                        .devices = devices,
+                        .shard_optimizer = zero >= 1,
+                        .shard_grads = zero >= 2,
+                        .shard_params = zero >= 3});
+  else if (tensor == 1)
+    strategy.place(filter, devices);
+  std::vector<std::string> with_experts;
+  for (CallId call : calls)
+    if (model->call(call).cut == Cut::Experts)
+      with_experts.push_back(model->call(call).name);
+  if (experts > 1 && !with_experts.empty()) {
+    Filter of_experts = filter;
+    of_experts.add({"call", std::move(with_experts)});
+    strategy.shard(std::move(of_experts), devices, static_cast<uint32_t>(experts));
+  }
+}
+
 Strategy data_parallel(const PipelineShape& shape) {
   Strategy strategy;
   strategy.split({}, shape.microbatches);
-  if (shape.replicas == 1) {
-    strategy.place({}, {0}).fuse({});
-    return strategy;
-  }
-  std::vector<DeviceIndex> devices;
-  for (int r = 0; r < shape.replicas; ++r)
-    devices.push_back(static_cast<DeviceIndex>(r));
-  strategy.replicate(shape.replicate({}, devices));
   std::vector<CallId> calls;
   for (size_t c = 0; c < shape.model->calls.size(); ++c)
     calls.push_back(CallId(c));
+  shape.place(strategy, {}, calls, shape.devices(0));
+  if (shape.replicas == 1) {
+    strategy.fuse({});
+    return strategy;
+  }
   const bool windows = shape.zero >= 2;
   const auto runs = cut_buckets(*shape.model, calls, windows ? kSegmentBucketMb : kDefaultBucketMb);
   if (runs.size() == 1) {

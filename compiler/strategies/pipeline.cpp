@@ -41,14 +41,6 @@ std::vector<int64_t> microbatches_of(const ScheduleTable& table, int rank, int s
   return microbatches;
 }
 
-/// The devices of a rank: rank r, replica i is device r * replicas + i.
-std::vector<DeviceIndex> devices_of(int rank, int replicas) {
-  std::vector<DeviceIndex> devices;
-  for (int i = 0; i < replicas; ++i)
-    devices.push_back(static_cast<DeviceIndex>(rank * replicas + i));
-  return devices;
-}
-
 } // namespace
 
 Result<Strategy> pipeline(const PipelineShape& shape, const ScheduleTable& table) {
@@ -71,11 +63,7 @@ Result<Strategy> pipeline(const PipelineShape& shape, const ScheduleTable& table
       Filter filter{{"stage", s}};
       if (ranks.size() > 1)
         filter.add({"MB", microbatches_of(table, rank, s)});
-      const std::vector<DeviceIndex> devices = devices_of(rank, shape.replicas);
-      if (shape.replicas == 1)
-        strategy.place(std::move(filter), devices);
-      else
-        strategy.replicate(shape.replicate(std::move(filter), devices));
+      shape.place(strategy, filter, stages[s], shape.devices(rank));
     }
   }
   for (int s = 0; s < table.stages(); ++s) {

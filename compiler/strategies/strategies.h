@@ -14,25 +14,28 @@ namespace piper::compiler {
 struct PipelineShape {
   const ir::ModelSpec* model = nullptr;
   int replicas = 1;         ///< data parallel, of each stage
+  int tensor = 1;           ///< devices that share the rows of a replica, tensor parallel …
+  bool sequence = false;    ///< … and sequence parallel
+  int experts = 1;          ///< replicas that share the experts among them; divides `replicas`
   int64_t microbatches = 1; ///< of a replica
   /// ZeRO over the replicas (arXiv 1910.02054): what each keeps only its range of. 1: the
   /// optimizer's state; 2: also the gradients; 3: also the parameters.
   int zero = 0;
 
-  ir::Replicate replicate(ir::Filter filter, std::vector<ir::DeviceIndex> devices) const {
-    return {.filter = std::move(filter),
-            .devices = std::move(devices),
-            .shard_optimizer = zero >= 1,
-            .shard_grads = zero >= 2,
-            .shard_params = zero >= 3};
-  }
+  /// The devices of a rank, each replica's in a row.
+  std::vector<ir::DeviceIndex> devices(int rank) const;
+  /// Puts what matches on devices: `calls`, the part of the model that the filter is about.
+  void place(ir::Strategy& strategy, const ir::Filter& filter, const std::vector<ir::CallId>& calls,
+             const std::vector<ir::DeviceIndex>& devices) const;
 };
 
-/// Names joined with `x`: "single", "dp:N", "zero1:N" to "zero3:N", a schedule of named_schedules.h
-/// with its options ("1f1b:P", "interleaved:P,v=3"), or "table", the schedule that the directive
-/// gives as rows of PyTorch's CSV. At most one pipeline and one data-parallel part: "dp:2x1f1b:4".
-/// `microbatches` counts those of the global batch, so each of n replicas runs microbatches / n; 0
-/// chooses. Rank r, replica i is device r * n + i.
+/// Names joined with `x`: "single", "dp:N", "zero1:N" to "zero3:N", "tp:N" or "sp:N" (tensor
+/// parallel, without and with sequence parallel), "ep:N" (data parallel with the experts shared by
+/// N), a schedule of named_schedules.h with its options ("1f1b:P", "interleaved:P,v=3"), or
+/// "table", the schedule that the directive gives as rows of PyTorch's CSV. At most one of each
+/// kind: "dp:2x1f1b:4", "tp:2xdp:2x1f1b:2", "dp:2xep:2" (four replicas, in pairs that share the
+/// experts). `microbatches` counts those of the global batch, so each of n replicas runs
+/// microbatches / n; 0 chooses. Rank r, replica i, its device k of t is device (r * n + i) * t + k.
 Result<ir::Strategy> build_strategy(const ir::ModelSpec& model, const ir::Schedule& schedule);
 
 /// The directives of a pipeline: calls cut into stages of even cost, a tag `stage`, a place or

@@ -92,14 +92,12 @@ bool initialize(const std::string& name, at::Tensor& tensor, uint64_t seed) {
 } // namespace
 
 Result<void> check(const GptConfig& c) {
-  for (auto [name, size] : {std::pair{"layers", c.layers},
-                            {"d_model", c.d_model},
-                            {"heads", c.heads},
-                            {"seq", c.seq},
-                            {"batch", c.batch},
-                            {"vocab", c.vocab}})
-    if (size < 1)
-      return user_error(fmt::format("{} is {}", name, size), "gpt", "sizes are at least 1");
+  PIPER_CHECK_OK(check_sizes("gpt", {{"layers", c.layers},
+                                     {"d_model", c.d_model},
+                                     {"heads", c.heads},
+                                     {"seq", c.seq},
+                                     {"batch", c.batch},
+                                     {"vocab", c.vocab}}));
   if (c.d_model % c.heads != 0)
     return user_error(fmt::format("d_model {} does not split to {} heads", c.d_model, c.heads),
                       "gpt", "d_model must be a multiple of heads");

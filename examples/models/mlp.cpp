@@ -51,13 +51,11 @@ at::Tensor rows(const MlpConfig& c, const BatchRequest& request) {
 } // namespace
 
 Result<Model> mlp(const MlpConfig& c) {
-  for (auto [name, size] : {std::pair{"layers", c.layers},
-                            {"d_in", c.d_in},
-                            {"d_hidden", c.d_hidden},
-                            {"d_out", c.d_out},
-                            {"batch", c.batch}})
-    if (size < 1)
-      return user_error(fmt::format("{} is {}", name, size), "mlp", "sizes are at least 1");
+  PIPER_CHECK_OK(check_sizes("mlp", {{"layers", c.layers},
+                                     {"d_in", c.d_in},
+                                     {"d_hidden", c.d_hidden},
+                                     {"d_out", c.d_out},
+                                     {"batch", c.batch}}));
 
   ModelBuilder b("mlp");
   b.dtype(c.dtype);

@@ -1,7 +1,9 @@
 #include "examples/models/registry.h"
 
 #include "examples/models/gpt.h"
+#include "examples/models/llama.h"
 #include "examples/models/mlp.h"
+#include "examples/models/moe.h"
 #include "examples/models/text.h"
 
 #include <fmt/format.h>
@@ -33,6 +35,12 @@ public:
                  *to = value.get<uint64_t>();
                  return true;
                });
+  }
+  Keys& add(const char* key, double* to) {
+    return add(key, "a number", &json::is_number, [to](const json& value) {
+      *to = value.get<double>();
+      return true;
+    });
   }
   Keys& add(const char* key, bool* to) {
     return add(key, "true or false", &json::is_boolean, [to](const json& value) {
@@ -101,31 +109,86 @@ private:
   std::vector<Key> keys_;
 };
 
+/// What is to be known of the text besides the model's own sizes.
+Keys& add_text(Keys& keys, TextConfig* text) {
+  return keys.add("data", &text->path)
+      .add("seed", &text->seed)
+      .add("sample_microbatches", &text->sample_microbatches)
+      .add("holdout", &text->holdout);
+}
+
+/// Samples that fit the model.
+template <class Config> Result<DataSource> text_for(const Config& c, TextConfig text) {
+  text.seq = c.seq;
+  text.batch = c.batch;
+  text.vocab = c.vocab;
+  return text_source(text);
+}
+
 } // namespace
 
 Result<Model> make_gpt(const std::string& config_json) {
   GptConfig c;
   TextConfig text;
-  PIPER_CHECK_OK(Keys("gpt")
-                     .add("layers", &c.layers)
-                     .add("d_model", &c.d_model)
-                     .add("heads", &c.heads)
-                     .add("seq", &c.seq)
-                     .add("batch", &c.batch)
-                     .add("vocab", &c.vocab)
-                     .add("tied", &c.tied)
-                     .add("dtype", &c.dtype)
-                     .add("data", &text.path)
-                     .add("seed", &text.seed)
-                     .add("sample_microbatches", &text.sample_microbatches)
-                     .add("holdout", &text.holdout)
-                     .read(config_json));
-  text.seq = c.seq;
-  text.batch = c.batch;
-  text.vocab = c.vocab;
+  Keys keys("gpt");
+  keys.add("layers", &c.layers)
+      .add("d_model", &c.d_model)
+      .add("heads", &c.heads)
+      .add("seq", &c.seq)
+      .add("batch", &c.batch)
+      .add("vocab", &c.vocab)
+      .add("tied", &c.tied)
+      .add("dtype", &c.dtype);
+  PIPER_CHECK_OK(add_text(keys, &text).read(config_json));
   PIPER_CHECK_OK(check(c));
-  PIPER_TRY(DataSource data, text_source(text));
+  PIPER_TRY(DataSource data, text_for(c, text));
   return gpt(c, std::move(data));
+}
+
+Result<Model> make_llama(const std::string& config_json) {
+  LlamaConfig c;
+  TextConfig text;
+  Keys keys("llama");
+  keys.add("layers", &c.layers)
+      .add("d_model", &c.d_model)
+      .add("heads", &c.heads)
+      .add("kv_heads", &c.kv_heads)
+      .add("d_ff", &c.d_ff)
+      .add("seq", &c.seq)
+      .add("batch", &c.batch)
+      .add("vocab", &c.vocab)
+      .add("rope_theta", &c.rope_theta)
+      .add("norm_eps", &c.norm_eps)
+      .add("tied", &c.tied)
+      .add("dtype", &c.dtype);
+  PIPER_CHECK_OK(add_text(keys, &text).read(config_json));
+  PIPER_CHECK_OK(check(c));
+  PIPER_TRY(DataSource data, text_for(c, text));
+  return llama(c, std::move(data));
+}
+
+Result<Model> make_moe(const std::string& config_json) {
+  MoeConfig c;
+  TextConfig text;
+  Keys keys("moe");
+  keys.add("layers", &c.layers)
+      .add("d_model", &c.d_model)
+      .add("heads", &c.heads)
+      .add("kv_heads", &c.kv_heads)
+      .add("experts", &c.experts)
+      .add("top_k", &c.top_k)
+      .add("d_ff", &c.d_ff)
+      .add("seq", &c.seq)
+      .add("batch", &c.batch)
+      .add("vocab", &c.vocab)
+      .add("rope_theta", &c.rope_theta)
+      .add("norm_eps", &c.norm_eps)
+      .add("balance_weight", &c.balance_weight)
+      .add("dtype", &c.dtype);
+  PIPER_CHECK_OK(add_text(keys, &text).read(config_json));
+  PIPER_CHECK_OK(check(c));
+  PIPER_TRY(DataSource data, text_for(c, text));
+  return moe(c, std::move(data));
 }
 
 Result<Model> make_mlp(const std::string& config_json) {

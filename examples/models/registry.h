@@ -14,6 +14,12 @@ namespace piper::models {
 /// ones, a value of a wrong type, and those of `gpt` and `text_source`.
 Result<Model> make_gpt(const std::string& config_json);
 
+/// Keys: those of `make_gpt`, and kv_heads, d_ff, rope_theta, norm_eps, as in LlamaConfig.
+Result<Model> make_llama(const std::string& config_json);
+
+/// Keys: those of `make_llama` but `tied`, and experts, top_k, balance_weight, as in MoeConfig.
+Result<Model> make_moe(const std::string& config_json);
+
 /// Keys: layers, d_in, d_hidden, d_out, batch, skip, dtype, seed.
 Result<Model> make_mlp(const std::string& config_json);
 

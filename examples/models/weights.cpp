@@ -2,11 +2,20 @@
 
 #include "examples/models/random.h"
 
+#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <cmath>
 
 namespace piper::models {
+
+Result<void> check_sizes(const std::string& model,
+                         std::initializer_list<std::pair<const char*, int64_t>> sizes) {
+  for (auto [name, size] : sizes)
+    if (size < 1)
+      return user_error(fmt::format("{} is {}", name, size), model, "sizes are at least 1");
+  return {};
+}
 
 void fill_uniform(const std::string& name, at::Tensor& tensor, uint64_t seed, double deviation) {
   const uint64_t key = mix(seed) ^ fnv1a64(name);

@@ -1,9 +1,15 @@
-// The affine part of a layer, and the parameters' initial values.
+// What models share: the affine part of a layer, the parameters' initial values, checks of sizes.
 #pragma once
 
 #include "compiler/frontend/model.h"
+#include "ir/result.h"
 
 #include <torch/nn/module.h>
+
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace piper::models {
 
@@ -17,6 +23,10 @@ struct Weights : torch::nn::Module {
   }
   at::Tensor weight, bias;
 };
+
+/// A User error of `model` for the first size that is below 1.
+Result<void> check_sizes(const std::string& model,
+                         std::initializer_list<std::pair<const char*, int64_t>> sizes);
 
 /// Element k of `tensor`, in row-major order, becomes (u - 0.5) * 2 sqrt(3) * deviation, where u is
 /// number k of the stream mix(seed) ^ fnv1a64(name): uniform, with that standard deviation.

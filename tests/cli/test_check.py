@@ -31,6 +31,14 @@ class Check(ProgramTest):
             verdict = self.verdict(strategy, "--microbatches", "8", "--batch", "8", "--d-model", "32")
             self.assertLessEqual(verdict["parameter_difference"], verdict["tolerance"] / 10)
 
+    def test_llama(self):
+        llama = ("--model", "llama", "--heads", "4", "--kv-heads", "2", "--d-ff", "24",
+                 "--rope-theta", "500000", "--norm-eps", "1e-6", "--microbatches", "4")
+        for strategy in ("1f1b:2", "zbv:2"):
+            self.assertTrue(self.verdict(strategy, *llama)["bitwise"])
+        self.verdict("dp:2", *llama, "--tied")
+        self.verdict("zero3:2", *llama, "--processes", "2")
+
     def test_several_processes(self):
         self.verdict("1f1b:2", "--microbatches", "4", "--processes", "2")
         self.verdict("zero3:2", "--microbatches", "4", "--processes", "2")

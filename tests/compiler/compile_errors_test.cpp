@@ -205,3 +205,51 @@ TEST_CASE("an unknown pass names the passes") {
   CHECK_THAT(compiled.error().message, Contains("there is no pass 'optimise'"));
   CHECK_THAT(compiled.error().hint, Contains("lower_model") && Contains("assign_streams"));
 }
+
+TEST_CASE("calls that cannot be sharded as a directive says") {
+  const auto sharded_error = [](const std::string& directives) {
+    auto strategy = ir::Strategy::parse("[" + directives + "]", "bad.json");
+    REQUIRE(strategy.ok());
+    auto compiled = compiler::compile(load_model("sharded"), *strategy, {.devices = 4});
+    REQUIRE_FALSE(compiled.ok());
+    CHECK(compiled.error().kind == ErrorKind::User);
+    CHECK_FALSE(compiled.error().hint.empty());
+    CHECK_THAT(compiled.error().where, Contains("bad.json:1"));
+    return compiled.error().message;
+  };
+  const std::string replicate = R"({"op": "replicate", "filter": {}, "devices": [0, 1]}, )";
+  CHECK(sharded_error(replicate +
+                      R"({"op": "shard", "filter": {"call": "sum"}, "devices": [0, 1]})") ==
+        "'sum' has no experts to be spread over devices");
+  CHECK(sharded_error(R"({"op": "shard_tensor", "filter": {"call": "sum"}, "devices": [0, 1]})") ==
+        "none of the calls that are sharded can be cut");
+  CHECK(sharded_error(R"({"op": "shard_tensor", "filter": {}, "devices": [0, 1, 2]})") ==
+        "'attn' makes 4 pieces, which 3 devices cannot share evenly");
+  CHECK(sharded_error(R"({"op": "shard_tensor", "filter": {}, "devices": [0, 1, 2], "ways": 2})") ==
+        "3 devices do not make blocks of 2");
+  CHECK(sharded_error(
+            R"({"op": "shard_tensor", "filter": {}, "devices": [0, 1, 2, 3], "ways": 2})") ==
+        "'norm' is placed on 4 devices, but nothing says how they share it");
+  CHECK(sharded_error(R"({"op": "shard_tensor", "filter": {"layer": 0}, "devices": [0, 1]}, )"
+                      R"({"op": "replicate", "filter": {"layer": 1}, "devices": [2, 3]})") ==
+        "'norm' runs on [0, 1] and 'route' on [2, 3]: they have 1 and 2 replicas");
+  CHECK(sharded_error(R"({"op": "shard_tensor", "filter": {"layer": 0}, "devices": [0, 1]}, )"
+                      R"({"op": "place", "filter": {"layer": 1}, "devices": [2]})") ==
+        "'norm' runs on [0, 1] and 'route' on [2]: 2 and 1 devices share a row");
+  CHECK(sharded_error(replicate +
+                      R"({"op": "shard", "filter": {"call": "experts"}, "devices": [0, 1]}, )"
+                      R"({"op": "shard", "filter": {"call": "experts"}, "devices": [0, 1]})") ==
+        "'experts' is sharded here and by directive 1 (shard), bad.json:1");
+}
+
+TEST_CASE("experts are not shared by ranks that share their rows") {
+  const auto error_of_named = [](const std::string& expression, const std::string& model) {
+    auto compiled = compiler::compile(load_model(model), ir::Strategy().schedule(expression), {});
+    REQUIRE_FALSE(compiled.ok());
+    return compiled.error().message;
+  };
+  CHECK_THAT(error_of_named("tp:2xep:2", "sharded"),
+             Contains("joins expert and tensor parallelism"));
+  CHECK_THAT(error_of_named("ep:2", "skip"), Contains("shares experts, but the model has none"));
+  CHECK_THAT(error_of_named("tp:2xsp:2", "sharded"), Contains("two parts of one kind"));
+}

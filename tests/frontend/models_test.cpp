@@ -133,17 +133,49 @@ TEST_CASE("gpt's calls are annotated by layer") {
   CHECK(spec.call(spec.find_call("head")).params.back() == spec.find_param("tok.weight"));
 }
 
+TEST_CASE("llama's calls are cut where parallel parts meet") {
+  Model model = built(make_llama(
+      R"({"layers": 2, "d_model": 16, "heads": 4, "kv_heads": 2, "seq": 4, "batch": 2})"));
+  const ir::ModelSpec& spec = *model.spec;
+  std::vector<std::string> calls;
+  for (const ir::ModelCall& call : spec.calls)
+    calls.push_back(call.name);
+  CHECK(calls == std::vector<std::string>{"embed", "norm1.0", "attn0", "add1.0", "norm2.0", "mlp0",
+                                          "add2.0", "norm1.1", "attn1", "add1.1", "norm2.1", "mlp1",
+                                          "add2.1", "norm", "head", "loss"});
+  for (const char* name : {"embed", "norm", "head", "loss"})
+    CHECK(tags(model, name).empty());
+  for (const char* name : {"norm1.1", "attn1", "add1.1", "norm2.1", "mlp1", "add2.1"})
+    CHECK(tags(model, name) == "layer=1");
+  const auto type = [&](const char* name) {
+    return spec.param(spec.find_param(name)).type.to_string();
+  };
+  CHECK(type("layers.1.wq") == "f32[16,16]");
+  CHECK(type("layers.1.wk") == "f32[8,16]");
+  CHECK(type("layers.1.wv") == "f32[8,16]");
+  CHECK(type("layers.1.wo") == "f32[16,16]");
+  for (const char* name : {"layers.0.w_gate", "layers.0.w_up", "layers.0.w_down"})
+    CHECK(type(name) == "f32[48,16]"); // 8/3 of 16, a multiple of 8
+  // Per row of 4 tokens: four projections, and attention to half of the positions.
+  CHECK(spec.call(spec.find_call("attn0")).flops_per_row ==
+        2 * 4 * (16 * 16 + 8 * 16 + 8 * 16 + 16 * 16) + 2 * 4 * 4 * 16);
+}
+
 TEST_CASE("losses and initial weights equal PyTorch's") {
   const bool tied = GENERATE(false, true);
-  CAPTURE(tied);
-  constexpr int kIterations = 5, kParts = 2, kSeed = 3;
+  const bool is_llama = GENERATE(false, true);
+  CAPTURE(is_llama, tied);
+  constexpr int kIterations = 10, kParts = 2, kSeed = 3;
+  const std::string sizes = is_llama ? "llama.py 2 16 4 2 24" : "gpt.py 2 16 2";
   auto reference = nlohmann::json::parse(output_of(
-      fmt::format("{} {}/tests/frontend/reference_gpt.py 2 16 2 8 4 {} {} {} {} {}", PIPER_PYTHON,
-                  PIPER_SOURCE_DIR, kParts, tied ? 1 : 0, kIterations, kSeed, kLicenses)));
-  Model model = built(make_gpt(fmt::format(
-      R"({{"layers": 2, "d_model": 16, "heads": 2, "seq": 8, "batch": 4, "tied": {},
-           "dtype": "float64", "seed": {}, "sample_microbatches": {}}})",
-      tied, kSeed, kParts)));
+      fmt::format("{} {}/tests/frontend/reference_{} 8 4 {} {} {} {} {}", PIPER_PYTHON,
+                  PIPER_SOURCE_DIR, sizes, kParts, tied ? 1 : 0, kIterations, kSeed, kLicenses)));
+  nlohmann::json config{{"layers", 2},   {"d_model", 16},      {"heads", is_llama ? 4 : 2},
+                        {"seq", 8},      {"batch", 4},         {"tied", tied},
+                        {"seed", kSeed}, {"dtype", "float64"}, {"sample_microbatches", kParts}};
+  if (is_llama)
+    config.update({{"kv_heads", 2}, {"d_ff", 24}});
+  Model model = built((is_llama ? make_llama : make_gpt)(config.dump()));
   at::set_num_threads(1);
   testing::ReferenceTrainer trainer(model, kSeed, {}, kParts);
 
@@ -295,6 +327,11 @@ TEST_CASE("configurations that are refused") {
         "malformed JSON at line 3, column 3");
   CHECK(refused(make_gpt(R"({"d_model": 10, "heads": 4})")).message ==
         "d_model 10 does not split to 4 heads");
+  CHECK(refused(make_llama(R"({"heads": 256})")).message ==
+        "d_model 256 does not split to 256 heads");
+  CHECK(refused(make_llama(R"({"kv_heads": 3})")).message == "8 heads do not share 3 kv_heads");
+  CHECK(refused(make_llama(R"({"kv_heads": 0})")).message == "kv_heads is 0");
+  CHECK(refused(make_llama(R"({"rope_theta": "big"})")).hint == "it must be a number");
   CHECK(refused(make_gpt(R"({"seq": 0})")).message == "seq is 0");
   CHECK(refused(make_mlp(R"({"layers": 0})")).message == "layers is 0");
 }

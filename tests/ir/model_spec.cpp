@@ -84,9 +84,9 @@ TEST_CASE("a model that breaks a rule is refused") {
     CHECK(result.error().where == "model chain");
     return result.error().message;
   };
-  CHECK(error([](ModelSpec& m) { m.calls[1].name = "l0"; }) == "two calls are named \"l0\"");
-  CHECK(error([](ModelSpec& m) { m.values[1].name = "x"; }) == "two values are named \"x\"");
-  CHECK(error([](ModelSpec& m) { m.params[1].name = "l0.w"; }) ==
+  CHECK(error([](ModelSpec& m) { m.calls[1].name = m.calls[0].name; }) == "two calls are named \"l0\"");
+  CHECK(error([](ModelSpec& m) { m.values[1].name = m.values[0].name; }) == "two values are named \"x\"");
+  CHECK(error([](ModelSpec& m) { m.params[1].name = m.params[0].name; }) ==
         "two parameters are named \"l0.w\"");
   CHECK(error([](ModelSpec& m) { m.batch = 0; }) == "the batch has 0 rows");
   CHECK(error([](ModelSpec& m) { m.calls[0].inputs = {ValueId(2)}; }) ==

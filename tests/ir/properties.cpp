@@ -87,9 +87,9 @@ ModelSpec model_spec() {
   model.name = name();
   model.batch = number(1, 100);
   for (const std::string& each : distinct_names(2, 5))
-    model.values.push_back({each, tensor_type(), flag(), {}});
+    model.values.push_back({each, tensor_type(), flag(), {}, flag()});
   for (const std::string& each : distinct_names(1, 4))
-    model.params.push_back({each, tensor_type()});
+    model.params.push_back({each, tensor_type(), flag()});
   size_t made = 1; // the first value is an input
   for (const std::string& each : distinct_names(1, 4)) {
     ModelCall call;
@@ -98,6 +98,12 @@ ModelSpec model_spec() {
     call.inputs = list(3, [&] { return ValueId(number(0, model.values.size())); });
     call.params = list(3, [&] { return ParamId(number(0, model.params.size())); });
     call.flops_per_row = real();
+    call.cut = static_cast<Cut>(number(0, 4));
+    if (call.cut != Cut::None) {
+      call.pieces = number(1, 9);
+      if (flag())
+        call.counts = ValueId(number(0, model.values.size()));
+    }
     if (made < model.values.size()) {
       model.values[made].producer = CallId(model.calls.size());
       call.outputs = {ValueId(made++)};
@@ -137,7 +143,7 @@ std::vector<DeviceIndex> devices() {
 }
 
 DirectiveBody directive() {
-  switch (number(0, 8)) {
+  switch (number(0, 13)) {
   case 0:
     return Split{filter(), name(), number(1, 99)};
   case 1:
@@ -163,6 +169,16 @@ DirectiveBody directive() {
     return Fuse{filter()};
   case 6:
     return TagCalls{filter(), name(), number(-5, 99)};
+  case 7:
+    return Shard{filter(), devices(), static_cast<uint32_t>(number(0, 3)), name()};
+  case 8:
+    return ShardTensor{filter(), devices(), static_cast<uint32_t>(number(0, 3)), flag(), name()};
+  case 9:
+    return SplitBackward{filter()};
+  case 10:
+    return Recompute{filter()};
+  case 11:
+    return Prefetch{filter(), number(0, 5)};
   default:
     return Schedule{name(), number(0, 9),
                     flag() ? std::vector{name(), name()} : std::vector<std::string>{}};

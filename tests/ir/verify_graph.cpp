@@ -123,7 +123,7 @@ TEST_CASE("each broken rule of a node is told") {
   CHECK(message("loss loss @0 on g1", [](Node& n) { n.chunks = {{CallId(1)}}; }) ==
         "loss loss @0 on g1: only what runs calls has chunks");
   CHECK(message("loss loss @0 on g1", [](Node& n) { n.id.peer = GroupId(0); }) ==
-        "loss loss @0 on g1 to g0: only Send and Recv have a peer");
+        "loss loss @0 on g1 to g0: only transfers have a peer");
   CHECK(message("send l0 @0 on g0 to g1", [](Node& n) { n.id.peer = GroupId(2); }) ==
         "send l0 @0 on g0 to g2: a transfer goes between equal ranks, but the groups have 1 and 2 "
         "devices");

@@ -37,6 +37,13 @@ std::shared_ptr<const Model> gpt(bool tied) {
       tied)));
 }
 
+std::shared_ptr<const Model> llama(bool tied) {
+  return make(models::make_llama(fmt::format(
+      R"({{"layers": 3, "d_model": 16, "heads": 4, "kv_heads": 2, "d_ff": 24, "seq": 8,
+          "batch": 24, "tied": {}, "dtype": "float64", "sample_microbatches": 4}})",
+      tied)));
+}
+
 std::shared_ptr<const Model> mlp(bool skip) {
   return make(models::make_mlp(fmt::format(
       R"({{"layers": 7, "d_in": 6, "d_hidden": 10, "d_out": 4, "batch": 24, "skip": {},
@@ -171,6 +178,36 @@ TEST_CASE("every schedule learns what one device learns") {
               entry.one_order && !subject.tied);
       }
     }
+}
+
+TEST_CASE("a llama learns under every kind of strategy what it learns on one device") {
+  struct Entry {
+    const char* expression;
+    uint32_t devices;
+    bool one_order; ///< gradients add up on one device, in ascending order
+  };
+  const Entry strategies[] = {{"dp:2", 2, false},    {"zero1:3", 3, false},
+                              {"zero3:2", 2, false}, {"zero3:2x1f1b:2", 4, false},
+                              {"gpipe:2", 2, true},  {"1f1b:4", 4, true},
+                              {"zbv:2", 2, true},    {"dp:2x1f1b:2", 4, false}};
+  for (bool tied : {false, true}) {
+    const auto model = llama(tied);
+    const Outcome single = train(model, named("single", 6), 1);
+    const Outcome four = train(model, named("single", 4), 1);
+    for (const Entry& entry : strategies) {
+      INFO(entry.expression << (tied ? ", tied" : ""));
+      const bool six = !entry.one_order;
+      check(train(model, named(entry.expression, six ? 6 : 4), entry.devices), six ? single : four,
+            entry.one_order && !tied);
+    }
+    const ir::Strategy whole = ir::Strategy().split({}, 4).place({}, {0});
+    // Its calls are small: fused into layers, into runs around the attention, or not at all.
+    check(train(model, whole, 1), four, !tied);
+    check(train(model, ir::Strategy(whole).fuse({{"layer", "*"}}), 1), four, !tied);
+    check(train(model, ir::Strategy(whole).recompute({}).fuse({}), 1), four, !tied);
+    check(train(model, ir::Strategy(whole).split_backward({}), 1), four, false);
+    check(train(model, ir::Strategy(whole).split_backward({}).fuse({}), 1), four, !tied);
+  }
 }
 
 TEST_CASE("uneven stages, and more stages than devices") {

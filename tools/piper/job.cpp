@@ -78,6 +78,12 @@ void Job::add_model_flags(CLI::App& verb) {
             help)
         ->group("Model");
   };
+  const auto real = [&](const std::string& flag, const std::string& help) {
+    verb.add_option_function<double>(
+            "--" + flag, [this, key = key_of(flag)](const double& value) { config_[key] = value; },
+            help)
+        ->group("Model");
+  };
   const auto text = [&](const std::string& flag, const std::string& help) {
     return verb
         .add_option_function<std::string>(
@@ -95,16 +101,23 @@ void Job::add_model_flags(CLI::App& verb) {
   };
   number("layers", "Layers");
   number("batch", "Samples of one iteration over all devices");
-  number("d-model", "gpt: width");
-  number("heads", "gpt: attention heads");
-  number("seq", "gpt: tokens of a sample");
-  number("vocab", "gpt: different tokens");
-  flag("tied", "gpt: one matrix for embedding and head");
+  number("d-model", "gpt, llama, moe: width");
+  number("heads", "gpt, llama, moe: attention heads");
+  number("kv-heads", "llama, moe: heads of keys and values");
+  number("d-ff", "llama, moe: units of the gated layer, or of an expert");
+  number("experts", "moe: experts of a layer");
+  number("top-k", "moe: experts of a token");
+  number("seq", "gpt, llama, moe: tokens of a sample");
+  number("vocab", "gpt, llama, moe: different tokens");
+  flag("tied", "gpt, llama: one matrix for embedding and head");
+  real("rope-theta", "llama, moe: base of the rotary positions");
+  real("norm-eps", "llama, moe: added to the mean square");
+  real("balance-weight", "moe: of the load-balancing loss");
   number("d-in", "mlp: width of the input");
   number("d-hidden", "mlp: width of the layers");
   number("d-out", "mlp: width of the output");
   flag("skip", "mlp: connections that jump over two layers");
-  text("data", "gpt: text to train on (default: the licenses that every Debian has)");
+  text("data", "gpt, llama, moe: text to train on (default: the licenses that every Debian has)");
   text("dtype", "float32 or float64")->check(CLI::IsMember({"float32", "float64"}));
   verb.add_option_function<uint64_t>(
           "--seed",
@@ -125,7 +138,7 @@ void Job::add_strategy_flags(CLI::App& verb) {
                   "interleaved:4,v=3, dp:2x1f1b:2")
       ->group("Strategy");
   verb.add_option("--microbatches", microbatches_,
-                  "Of the whole batch, for named builders; also cuts the gpt's samples into parts")
+                  "Of the whole batch, for named builders; also cuts a text's samples into parts")
       ->check(CLI::PositiveNumber)
       ->group("Strategy");
   verb.add_option("--devices", devices, "Devices of the job (default: those the strategy names)")
@@ -194,7 +207,7 @@ Result<void> Job::read_config(CLI::App& verb) {
       }
     }
   }
-  if (model_name == "gpt") {
+  if (model_name == "gpt" || model_name == "llama" || model_name == "moe") {
     // The same parts as PyTorch users' microbatches, whatever the strategy cuts the batch into.
     if (microbatches_ > 0 && !config_.contains("sample_microbatches"))
       config_["sample_microbatches"] = microbatches_;

@@ -1,0 +1,227 @@
+#include "actors/executor/instructions.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <cstring>
+#include <numeric>
+
+namespace piper::executor {
+namespace {
+
+void release_tensor(void* token) {
+  delete static_cast<at::Tensor*>(token);
+}
+
+transport::Payload payload_of(const at::Tensor& owner, void* data, size_t bytes) {
+  return {data, bytes, new at::Tensor(owner), &release_tensor};
+}
+
+/// Puts consecutive runs of rows where they belong in a tensor.
+class ScatterSink final : public transport::Sink {
+public:
+  struct Run {
+    char* to;
+    size_t bytes;
+  };
+  explicit ScatterSink(std::vector<Run> runs) : runs_(std::move(runs)) {}
+
+  void* allocate(size_t bytes) override {
+    staging_.resize(bytes);
+    return staging_.data();
+  }
+  void adopt(transport::Payload payload) override {
+    scatter(static_cast<const char*>(payload.data()));
+  }
+  /// To be called once the receive is done.
+  void finish() {
+    if (!staging_.empty())
+      scatter(staging_.data());
+  }
+
+private:
+  void scatter(const char* from) const {
+    for (const Run& run : runs_) {
+      std::memcpy(run.to, from, run.bytes);
+      from += run.bytes;
+    }
+  }
+  std::vector<Run> runs_;
+  std::vector<char> staging_;
+};
+
+ir::DType dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+  case at::kFloat:
+    return ir::DType::F32;
+  case at::kDouble:
+    return ir::DType::F64;
+  default:
+    return ir::DType::I64;
+  }
+}
+
+/// [B, T, …] as [ways, B, T / ways, …]: one range a rank, in memory of its own.
+at::Tensor by_rank(const at::Tensor& whole, int64_t ways) {
+  std::vector<int64_t> shape = whole.sizes().vec();
+  shape[1] /= ways;
+  shape.insert(shape.begin() + 1, ways);
+  at::Tensor copy = at::empty(whole.sizes(), whole.options());
+  std::vector<int64_t> moved = shape;
+  std::swap(moved[0], moved[1]);
+  copy = copy.view(moved);
+  copy.copy_(whole.reshape(shape).transpose(0, 1));
+  return copy;
+}
+
+} // namespace
+
+Result<void> SliceTokensInstruction::transfer() {
+  *target =
+      source->chunk(static_cast<int64_t>(block.size()), 1)[static_cast<int64_t>(rank)].contiguous();
+  return {};
+}
+
+Result<void> SumOrGatherInstruction::transfer() {
+  const auto ways = static_cast<int64_t>(block.size());
+  const auto count = [](const at::Tensor& tensor) { return static_cast<size_t>(tensor.numel()); };
+  switch (move) {
+  case ir::Move::AllReduce: {
+    // In place where nobody reads the summand any more.
+    at::Tensor sum = last_use && source->is_contiguous() && source->use_count() == 1
+                         ? std::move(*source)
+                         : source->clone(at::MemoryFormat::Contiguous);
+    PIPER_CHECK_OK(state->endpoint.all_reduce(block, key, sum.mutable_data_ptr(), count(sum),
+                                              dtype_of(sum), state->wait_until()));
+    *target = std::move(sum);
+    return {};
+  }
+  case ir::Move::ReduceScatter: {
+    const at::Tensor parts = by_rank(*source, ways);
+    PIPER_CHECK_OK(state->endpoint.reduce_scatter(
+        block, key, parts.mutable_data_ptr(), count(parts), dtype_of(parts), state->wait_until()));
+    *target = parts[static_cast<int64_t>(rank)].clone();
+    return {};
+  }
+  default:
+    break;
+  }
+  std::vector<int64_t> shape = source->sizes().vec();
+  shape.insert(shape.begin(), ways);
+  const at::Tensor parts = at::empty(shape, source->options());
+  parts[static_cast<int64_t>(rank)].copy_(*source);
+  PIPER_CHECK_OK(state->endpoint.all_gather(block, key, parts.mutable_data_ptr(), count(parts),
+                                            dtype_of(parts), state->wait_until()));
+  std::vector<int64_t> whole = source->sizes().vec();
+  whole[1] *= ways;
+  *target = parts.transpose(0, 1).reshape(whole).contiguous();
+  return {};
+}
+
+Result<void> AllToAllInstruction::transfer() {
+  return sent_counts ? move_rows() : move_counts();
+}
+
+/// Each rank has a line [1, experts] and gets the columns of its experts, [ranks, experts / ranks].
+Result<void> AllToAllInstruction::move_counts() {
+  const auto ranks = static_cast<int64_t>(block.size());
+  const int64_t experts = source->numel() / ranks;
+  const at::Tensor lines = at::empty({ranks, source->numel()}, source->options());
+  lines[static_cast<int64_t>(rank)].copy_(source->view(-1));
+  PIPER_CHECK_OK(state->endpoint.all_gather(block, key, lines.mutable_data_ptr(),
+                                            static_cast<size_t>(lines.numel()), ir::DType::I64,
+                                            state->wait_until()));
+  *target = lines.narrow(1, static_cast<int64_t>(rank) * experts, experts).contiguous();
+  return {};
+}
+
+/// At its source a rank's rows are sorted by expert, and so by the rank that has it; at the experts
+/// by expert and then by the rank that they come from. One message goes each way between two ranks.
+Result<void> AllToAllInstruction::move_rows() {
+  const size_t ranks = block.size();
+  const int64_t* outside = (to_experts ? sent_counts : received_counts)->const_data_ptr<int64_t>();
+  const at::Tensor& inside_counts = to_experts ? *received_counts : *sent_counts;
+  const int64_t* inside = inside_counts.const_data_ptr<int64_t>();
+  const auto experts = static_cast<size_t>(inside_counts.size(1)); // of a rank
+
+  const at::Tensor rows = source->contiguous();
+  std::vector<int64_t> shape = rows.sizes().vec();
+  shape[0] = to_experts ? std::accumulate(inside, inside + ranks * experts, int64_t{0})
+                        : std::accumulate(outside, outside + ranks * experts, int64_t{0});
+  *target = at::empty(shape, rows.options());
+  size_t row_bytes = rows.element_size();
+  for (size_t d = 1; d < shape.size(); ++d)
+    row_bytes *= static_cast<size_t>(shape[d]);
+  char* const from = static_cast<char*>(rows.mutable_data_ptr());
+  char* const to = static_cast<char*>(target->mutable_data_ptr());
+
+  // Where the rows of each rank begin outside, and those of each rank and expert at the experts.
+  std::vector<size_t> outside_at(ranks + 1), inside_at(ranks * experts);
+  for (size_t r = 0; r < ranks; ++r) {
+    outside_at[r + 1] = outside_at[r];
+    for (size_t e = 0; e < experts; ++e)
+      outside_at[r + 1] += static_cast<size_t>(outside[r * experts + e]) * row_bytes;
+  }
+  size_t at = 0;
+  for (size_t e = 0; e < experts; ++e)
+    for (size_t r = 0; r < ranks; ++r) {
+      inside_at[r * experts + e] = at;
+      at += static_cast<size_t>(inside[r * experts + e]) * row_bytes;
+    }
+  const auto runs_of = [&](char* base, size_t r) {
+    std::vector<ScatterSink::Run> runs;
+    for (size_t e = 0; e < experts; ++e)
+      runs.push_back({base + inside_at[r * experts + e],
+                      static_cast<size_t>(inside[r * experts + e]) * row_bytes});
+    return runs;
+  };
+
+  for (size_t r = 0; r < ranks; ++r) {
+    if (to_experts) {
+      const size_t bytes = outside_at[r + 1] - outside_at[r];
+      if (r == rank) // stays
+        ScatterSink(runs_of(to, r)).adopt({from + outside_at[r], bytes, nullptr, nullptr});
+      else if (bytes > 0)
+        PIPER_CHECK_OK(
+            state->endpoint.send(block[r], key, payload_of(rows, from + outside_at[r], bytes)));
+      continue;
+    }
+    // Back: what came from one rank lies in pieces.
+    const std::vector<ScatterSink::Run> runs = runs_of(from, r);
+    size_t bytes = 0;
+    for (const auto& run : runs)
+      bytes += run.bytes;
+    if (bytes == 0)
+      continue;
+    at::Tensor packed =
+        r == rank ? at::Tensor()
+                  : at::empty({static_cast<int64_t>(bytes)}, rows.options().dtype(at::kByte));
+    char* out = r == rank ? to + outside_at[r] : static_cast<char*>(packed.mutable_data_ptr());
+    char* const first = out;
+    for (const auto& run : runs) {
+      std::memcpy(out, run.to, run.bytes);
+      out += run.bytes;
+    }
+    if (r != rank)
+      PIPER_CHECK_OK(state->endpoint.send(block[r], key, payload_of(packed, first, bytes)));
+  }
+  for (size_t r = 0; r < ranks; ++r) {
+    if (r == rank)
+      continue;
+    std::vector<ScatterSink::Run> runs =
+        to_experts ? runs_of(to, r)
+                   : std::vector<ScatterSink::Run>{
+                         {to + outside_at[r], outside_at[r + 1] - outside_at[r]}};
+    size_t bytes = 0;
+    for (const auto& run : runs)
+      bytes += run.bytes;
+    if (bytes == 0)
+      continue;
+    ScatterSink sink(std::move(runs));
+    PIPER_CHECK_OK(state->endpoint.recv(block[r], key, bytes, sink, state->wait_until()));
+    sink.finish();
+  }
+  return {};
+}
+
+} // namespace piper::executor

@@ -1,0 +1,196 @@
+// Tensor, sequence and expert parallelism against one device, in float64. Partial sums are added in
+// another order than on one device, so 1e-12 relative.
+#include "examples/models/registry.h"
+#include "tests/parity/cluster.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <set>
+
+#include <catch2/catch.hpp>
+
+using namespace piper;
+using namespace piper::ir;
+using namespace piper::test;
+
+namespace {
+
+constexpr int kIterations = 3;
+constexpr double kTolerance = 1e-12;
+
+std::shared_ptr<const Model> made(Result<Model> model) {
+  if (!model.ok())
+    FAIL(model.error().to_string());
+  return std::make_shared<const Model>(*std::move(model));
+}
+
+std::shared_ptr<const Model> llama() {
+  return made(models::make_llama(
+      R"({"layers": 2, "d_model": 16, "heads": 4, "kv_heads": 2, "d_ff": 24, "seq": 8,
+          "batch": 16, "dtype": "float64", "sample_microbatches": 4})"));
+}
+
+std::shared_ptr<const Model> moe() {
+  return made(models::make_moe(
+      R"({"layers": 2, "d_model": 16, "heads": 4, "kv_heads": 2, "experts": 4, "top_k": 2,
+          "d_ff": 12, "seq": 8, "batch": 16, "balance_weight": 0.1, "dtype": "float64",
+          "sample_microbatches": 4})"));
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  std::map<std::string, at::Tensor> parameters;
+};
+
+/// With a global norm, which every parameter must enter once.
+executor::OptimizerSpec clipping() {
+  executor::OptimizerSpec optimizer;
+  optimizer.clip_norm = 0.05;
+  optimizer.eps = 1e-4; // a gradient that is only rounding is not divided by its own size
+  return optimizer;
+}
+
+Outcome train(Cluster& cluster) {
+  auto losses = cluster.steps(kIterations);
+  if (!losses.ok())
+    FAIL(losses.error().to_string());
+  auto parameters = cluster.parameters();
+  if (!parameters.ok())
+    FAIL(parameters.error().to_string());
+  return {*std::move(losses), *std::move(parameters)};
+}
+
+Outcome train(const std::shared_ptr<const Model>& model, const Strategy& strategy,
+              uint32_t devices) {
+  Cluster cluster(model, devices, clipping());
+  if (auto started = cluster.start(strategy); !started.ok())
+    FAIL(started.error().to_string());
+  return train(cluster);
+}
+
+void check(const Outcome& got, const Outcome& want) {
+  CHECK(difference(got.losses, want.losses) <= kTolerance);
+  CHECK(difference(got.parameters, want.parameters) <= kTolerance);
+  CHECK(std::isfinite(got.losses.back()));
+  CHECK(got.losses.back() != got.losses.front()); // something was learned
+}
+
+Strategy named(const std::string& expression) {
+  return Strategy().schedule(expression, 4);
+}
+
+struct Entry {
+  const char* expression;
+  uint32_t devices;
+};
+
+void check_all(const std::shared_ptr<const Model>& model, std::initializer_list<Entry> entries) {
+  const Outcome single = train(model, named("single"), 1);
+  for (const Entry& entry : entries) {
+    INFO(entry.expression);
+    check(train(model, named(entry.expression), entry.devices), single);
+  }
+}
+
+} // namespace
+
+TEST_CASE("tensor and sequence parallel learn what one device learns") {
+  check_all(llama(), {{"tp:2", 2},
+                      {"sp:2", 2},
+                      {"tp:2xdp:2", 4},
+                      {"sp:2xdp:2", 4},
+                      {"tp:2xzero1:2", 4},
+                      {"tp:2xzero3:2", 4},
+                      {"tp:2x1f1b:2", 4},
+                      {"sp:2x1f1b:2", 4},
+                      {"tp:2xdp:2x1f1b:2", 8},
+                      {"sp:2xzero2:2xzbv:2", 8}});
+}
+
+TEST_CASE("tensor parallel splits attention beside experts that all ranks have") {
+  check_all(moe(), {{"tp:2", 2}, {"sp:2", 2}, {"tp:2xdp:2", 4}});
+}
+
+TEST_CASE("expert parallel learns what one device learns") {
+  check_all(moe(), {{"dp:2", 2},
+                    {"1f1b:2", 2},
+                    {"ep:2", 2},
+                    {"ep:4", 4},
+                    {"dp:2xep:2", 4},
+                    {"ep:2xzero1:2", 4},
+                    {"ep:2xzero3:2", 4},
+                    {"ep:2x1f1b:2", 4},
+                    {"ep:2xzbv:2", 4},
+                    {"ep:2xdualpipev:2", 4},
+                    {"dp:2xep:2xdualpipe:2", 8}});
+}
+
+TEST_CASE("sharded calls are recomputed, split and fused as others are") {
+  const auto model = moe();
+  const Outcome single = train(model, named("single"), 1);
+  const Strategy experts =
+      Strategy()
+          .split({}, 4)
+          .replicate({}, {0, 1})
+          .shard({{"call", std::vector<std::string>{"experts0", "experts1"}}}, {0, 1});
+  check(train(model, Strategy(experts).recompute({}), 2), single);
+  check(train(model, Strategy(experts).split_backward({}), 2), single);
+  check(train(model, Strategy(experts).split_backward({}).recompute({}).fuse({}), 2), single);
+  const Strategy tensors = Strategy().split({}, 4).shard_tensor({}, {0, 1}, 0, true);
+  check(train(model, Strategy(tensors).recompute({}), 2), single);
+  check(train(model, Strategy(tensors).split_backward({}).fuse({}), 2), single);
+}
+
+TEST_CASE("an expert without a token is trained like any other") {
+  // Of sixteen experts and few tokens, some have none in a microbatch.
+  const auto model = made(models::make_moe(
+      R"({"layers": 1, "d_model": 8, "heads": 2, "kv_heads": 1, "experts": 16, "top_k": 1,
+          "d_ff": 4, "seq": 2, "batch": 8, "dtype": "float64", "sample_microbatches": 4})"));
+  check_all(model, {{"dp:2", 2}, {"ep:2", 2}, {"dp:2xep:2", 4}});
+}
+
+TEST_CASE("state moves between layouts that cut parameters and those that do not") {
+  const auto model = moe();
+  Cluster still(model, 1, clipping());
+  REQUIRE(still.start(named("single")).ok());
+  Cluster moving(model, 4, clipping());
+  REQUIRE(moving.start(named("single")).ok());
+  std::vector<double> want, got;
+  for (const char* next : {"tp:2", "ep:2", "dp:2xep:2", "tp:2xzero3:2", "ep:4", "1f1b:2", "sp:2"}) {
+    INFO(next);
+    if (auto changed = moving.change(named(next)); !changed.ok())
+      FAIL(changed.error().to_string());
+    want.push_back(still.step().value_or_throw());
+    got.push_back(moving.step().value_or_throw());
+  }
+  CHECK(difference(got, want) <= kTolerance);
+  CHECK(difference(moving.parameters().value_or_throw(), still.parameters().value_or_throw()) <=
+        kTolerance);
+}
+
+TEST_CASE("control: ranks that keep their summand to themselves learn something else") {
+  const auto model = moe();
+  const Outcome single = train(model, named("single"), 1);
+  Cluster cluster(model, 2, clipping());
+  PlanSet plans = cluster.compile(named("tp:2")).value_or_throw();
+  // What a cut call has whole (the norms of queries and keys) is summed over the block.
+  size_t dropped = 0;
+  for (Plan& plan : plans.plans) {
+    std::set<EventId> gone;
+    dropped += std::erase_if(plan.instructions, [&](const Instruction& each) {
+      const bool drop =
+          each.op == Opcode::AllReduce && plans.groups[each.group.value].layout == Layout::Partial;
+      if (drop)
+        gone.insert(each.records);
+      return drop;
+    });
+    for (Instruction& each : plan.instructions)
+      std::erase_if(each.waits, [&](EventId event) { return gone.contains(event); });
+  }
+  REQUIRE(dropped > 0);
+  REQUIRE(cluster.start(std::move(plans)).ok());
+  CHECK(difference(cluster.steps(kIterations).value_or_throw(), single.losses) > 1e-9);
+  CHECK_FALSE(cluster.parameters().ok()); // each rank has norms of its own now
+}
