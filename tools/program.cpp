@@ -7,6 +7,7 @@ int main(int argc, char** argv) {
   registry.add("gpt", piper::models::make_gpt)
       .add("llama", piper::models::make_llama)
       .add("mlp", piper::models::make_mlp)
-      .add("moe", piper::models::make_moe);
+      .add("moe", piper::models::make_moe)
+      .add("torchscript", piper::models::make_torchscript);
   return piper::main(argc, argv, registry);
 }

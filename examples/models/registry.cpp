@@ -5,6 +5,7 @@
 #include "examples/models/mlp.h"
 #include "examples/models/moe.h"
 #include "examples/models/text.h"
+#include "examples/models/torchscript.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -61,6 +62,20 @@ public:
     });
   }
 
+  Keys& add(const char* key, std::vector<int64_t>* to) {
+    return add_each(key, "a list of whole numbers", &json::is_number_integer,
+                    [to](const json& value) { to->push_back(value.get<int64_t>()); });
+  }
+  Keys& add(const char* key, std::vector<std::string>* to) {
+    return add_each(key, "a list of strings", &json::is_string,
+                    [to](const json& value) { to->push_back(value.get<std::string>()); });
+  }
+  /// Anything else; `store` says whether it could take the value.
+  Keys& add(const char* key, const char* type, std::function<bool(const json&)> store) {
+    keys_.push_back({key, type, [](const json&) { return true; }, std::move(store)});
+    return *this;
+  }
+
   Result<void> read(const std::string& text) const {
     const std::string where = model_ + " configuration";
     json object;
@@ -74,6 +89,9 @@ public:
       const size_t column = newline == std::string::npos ? at + 1 : at - newline;
       return user_error(fmt::format("malformed JSON at line {}, column {}", line, column), where);
     }
+    return read(object, where);
+  }
+  Result<void> read(const json& object, const std::string& where) const {
     if (!object.is_object())
       return user_error("it is no JSON object", where, "write {\"key\": value, …}");
     for (const auto& [name, value] : object.items()) {
@@ -97,6 +115,17 @@ private:
             std::function<bool(const json&)> store) {
     keys_.push_back({key, type, is_type, std::move(store)});
     return *this;
+  }
+  Keys& add_each(const char* key, const char* type, bool (json::*is_type)() const,
+                 std::function<void(const json&)> store) {
+    return add(key, type, [is_type, store = std::move(store)](const json& list) {
+      const bool fits =
+          list.is_array() &&
+          std::all_of(list.begin(), list.end(), [&](const json& e) { return (e.*is_type)(); });
+      if (fits)
+        std::for_each(list.begin(), list.end(), store);
+      return fits;
+    });
   }
   std::string names() const {
     std::string list;
@@ -123,6 +152,82 @@ template <class Config> Result<DataSource> text_for(const Config& c, TextConfig 
   text.batch = c.batch;
   text.vocab = c.vocab;
   return text_source(text);
+}
+
+constexpr std::pair<const char*, c10::ScalarType> kInputTypes[] = {
+    {"float", c10::kFloat}, {"int64", c10::kLong}, {"int32", c10::kInt},
+    {"uint8", c10::kByte},  {"bool", c10::kBool},
+};
+
+Result<RowType> read_input(const json& object, const std::string& where) {
+  RowType input{.dtype = c10::kFloat};
+  Keys keys("");
+  keys.add("name", &input.input)
+      .add("shape", &input.shape)
+      .add("below", &input.below)
+      .add("dtype", "float, int64, int32, uint8 or bool", [&](const json& value) {
+        for (auto [name, type] : kInputTypes)
+          if (value == name) {
+            input.dtype = type;
+            return true;
+          }
+        return false;
+      });
+  PIPER_CHECK_OK(keys.read(object, where));
+  return input;
+}
+
+Result<TorchscriptConfig::Call> read_call(const json& object, const std::string& where) {
+  TorchscriptConfig::Call call;
+  Keys keys("");
+  keys.add("call", &call.name)
+      .add("module", &call.module)
+      .add("method", &call.method)
+      .add("inputs", &call.inputs)
+      .add("annotations", "an object of whole numbers", [&](const json& value) {
+        if (!value.is_object())
+          return false;
+        for (const auto& [name, index] : value.items()) {
+          if (!index.is_number_integer())
+            return false;
+          call.annotations.push_back({name, index.get<int64_t>()});
+        }
+        return true;
+      });
+  PIPER_CHECK_OK(keys.read(object, where));
+  return call;
+}
+
+/// Each element of the list by `read`, told which one it is.
+template <class Element>
+Result<std::vector<Element>> read_list(const json& list, const std::string& what,
+                                       Result<Element> (*read)(const json&, const std::string&)) {
+  std::vector<Element> elements;
+  for (size_t i = 0; i < list.size(); ++i) {
+    PIPER_TRY(Element element, read(list[i], fmt::format("{} {}", what, i)));
+    elements.push_back(std::move(element));
+  }
+  return elements;
+}
+
+/// Text, saved rows or random ones.
+Result<DataSource> rows_for(const TorchscriptConfig& c, const TextConfig& text) {
+  if (text.path == "random")
+    return random_rows(c.inputs, text.seed);
+  if (text.path.ends_with(".pt"))
+    return saved_rows(text.path, c.inputs, c.batch, text.holdout);
+  TextConfig config = text;
+  config.batch = c.batch;
+  for (const RowType& input : c.inputs) {
+    const bool known = input.input == "tokens" || input.input == "targets";
+    if (!known || input.dtype != c10::kLong || input.shape.size() != 1 ||
+        input.shape != c.inputs.front().shape)
+      return user_error(fmt::format("text cannot feed the input '{}'", input.input), "data",
+                        "text is for int64 inputs tokens and targets of one length; else give a "
+                        ".pt file of tensors, or \"random\"");
+    config.seq = input.shape.front();
+  }
+  return text_source(config);
 }
 
 } // namespace
@@ -204,6 +309,51 @@ Result<Model> make_mlp(const std::string& config_json) {
                      .add("seed", &c.data_seed)
                      .read(config_json));
   return mlp(c);
+}
+
+Result<Model> make_torchscript(const std::string& config_json) {
+  TorchscriptConfig c;
+  TextConfig text;
+  json inputs = json::array(), calls = json::array();
+  Keys keys("torchscript");
+  const auto keep = [](json& to) {
+    return [&to](const json& value) {
+      to = value;
+      return value.is_array();
+    };
+  };
+  keys.add("file", &c.file)
+      .add("batch", &c.batch)
+      .add("dtype", &c.dtype)
+      .add("inputs", "a list of objects", keep(inputs))
+      .add("calls", "a list of objects", keep(calls))
+      .add("loss", "the name of a value, or {\"cross_entropy\" or \"mse\": [two of them]}",
+           [&](const json& value) {
+             if (value.is_string()) {
+               c.loss = value.get<std::string>();
+               return true;
+             }
+             if (!value.is_object() || value.size() != 1)
+               return false;
+             c.loss = value.begin().key();
+             Keys of("");
+             of.add(c.loss.c_str(), &c.loss_of);
+             return of.read(value, "loss").ok() && !c.loss_of.empty();
+           });
+  PIPER_CHECK_OK(add_text(keys, &text).read(config_json));
+  for (const auto& [key, is_missing] :
+       {std::pair("file", c.file.empty()), std::pair("inputs", inputs.empty()),
+        std::pair("calls", calls.empty()), std::pair("loss", c.loss.empty())})
+    if (is_missing)
+      return user_error(fmt::format("'{}' is missing", key), "torchscript configuration",
+                        "a module is described by file, inputs, calls and loss");
+  PIPER_TRY(c.inputs, read_list(inputs, "input", read_input));
+  PIPER_TRY(c.calls, read_list(calls, "call", read_call));
+  for (RowType& input : c.inputs)
+    if (c10::isFloatingType(input.dtype))
+      input.dtype = c.dtype;
+  PIPER_TRY(DataSource data, rows_for(c, text));
+  return torchscript(c, std::move(data));
 }
 
 } // namespace piper::models

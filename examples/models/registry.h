@@ -23,4 +23,8 @@ Result<Model> make_moe(const std::string& config_json);
 /// Keys: layers, d_in, d_hidden, d_out, batch, skip, dtype, seed.
 Result<Model> make_mlp(const std::string& config_json);
 
+/// A module saved by Python, as a description of its calls: see docs/models.md. Keys: file, inputs,
+/// calls, loss, batch, dtype, and those of text; data may also be a .pt file of rows, or "random".
+Result<Model> make_torchscript(const std::string& config_json);
+
 } // namespace piper::models

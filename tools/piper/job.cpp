@@ -91,7 +91,8 @@ void Job::add_model_flags(CLI::App& verb) {
             [this, key = key_of(flag)](const std::string& value) { config_[key] = value; }, help)
         ->group("Model");
   };
-  verb.add_option("--model", model_name, "Name of the model")
+  verb.add_option("--model", model_name,
+                  "Name of the model, or a TorchScript FILE.pt that FILE.json describes")
       ->group("Model")
       ->capture_default_str();
   const auto flag = [&](const std::string& name, const std::string& help) {
@@ -188,7 +189,23 @@ void Job::add_session_flags(CLI::App& verb) {
               ->capture_default_str());
 }
 
+void Job::anchor_data(const std::filesystem::path& folder) {
+  if (config_.contains("data") && config_["data"] != "random")
+    config_["data"] =
+        std::filesystem::absolute(folder / config_["data"].get<std::string>()).string();
+}
+
 Result<void> Job::read_config(CLI::App& verb) {
+  const bool is_file = model_name.ends_with(".pt");
+  if (is_file) {
+    // Paths that workers understand too.
+    const std::filesystem::path file = std::filesystem::absolute(model_name);
+    config_["file"] = file.string();
+    if (config_file_.empty())
+      config_file_ = std::filesystem::path(file).replace_extension(".json").string();
+    model_name = "torchscript";
+    anchor_data("");
+  }
   if (!config_file_.empty()) {
     PIPER_TRY(const auto json, read_json_object(config_file_));
     for (const auto& [key, value] : json.items()) {
@@ -207,7 +224,9 @@ Result<void> Job::read_config(CLI::App& verb) {
       }
     }
   }
-  if (model_name == "gpt" || model_name == "llama" || model_name == "moe") {
+  if (is_file)
+    anchor_data(std::filesystem::path(config_file_).parent_path());
+  if (model_name == "gpt" || model_name == "llama" || model_name == "moe" || is_file) {
     // The same parts as PyTorch users' microbatches, whatever the strategy cuts the batch into.
     if (microbatches_ > 0 && !config_.contains("sample_microbatches"))
       config_["sample_microbatches"] = microbatches_;

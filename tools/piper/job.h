@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,8 @@ public:
   void add_session_flags(CLI::App& verb);
 
   /// After the parse: reads `--config`, whose keys are the flags' names (with - or _); flags on the
-  /// command line win, and what is no flag goes to the model.
+  /// command line win, and what is no flag goes to the model. A model that is a file is
+  /// "torchscript", with the configuration beside it unless there is another.
   Result<void> read_config(CLI::App& verb);
   /// Sets a key of the model's configuration, whatever the flags say.
   void set_model_key(const std::string& key, nlohmann::json value) { config_[key] = value; }
@@ -54,6 +56,9 @@ public:
   uint32_t processes = 1;
 
 private:
+  /// Makes the path of the data, if there is one, absolute: a relative one starts at `folder`.
+  void anchor_data(const std::filesystem::path& folder);
+
   nlohmann::json config_ = nlohmann::json::object();
   std::string config_file_;
   std::string strategy_;
