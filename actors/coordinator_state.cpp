@@ -1,6 +1,7 @@
 #include "actors/coordinator_state.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -37,6 +38,20 @@ Error timeout(const std::set<DeviceIndex>& devices, std::string_view what,
           fmt::format("{} did not end its {} within {} ms", list(devices), what, limit.count()),
           list(devices),
           {}};
+}
+
+/// "worker 1 (pid 123) with devices 1, 2 and device 0": of the session's own process just the
+/// device.
+std::string name_holders(const std::set<DeviceIndex>& devices,
+                         const std::vector<DeviceReport>& reports) {
+  std::map<std::string, std::set<DeviceIndex>> by_process;
+  for (DeviceIndex device : devices)
+    by_process[reports[device].process].insert(device);
+  std::vector<std::string> names;
+  for (const auto& [process, held] : by_process)
+    names.push_back(process.starts_with("worker") ? fmt::format("{} with {}", process, list(held))
+                                                  : list(held));
+  return fmt::format("{}", fmt::join(names, " and "));
 }
 
 } // namespace
@@ -287,7 +302,7 @@ Actions CoordinatorState::tick(Time now) {
   if (failing_) {
     if (now >= failing_->until) {
       actions_.push_back(action::Abort{all_devices(), failing_->error});
-      finish_failing(failing_->error);
+      finish_failing(blame_silent(failing_->error));
     }
     return take();
   }
@@ -612,6 +627,16 @@ bool CoordinatorState::heard_all() const {
     if (!entry.waiting.empty())
       return false;
   return true;
+}
+
+Error CoordinatorState::blame_silent(Error error) const {
+  // Who is still in the first operation that has not ended; others may only be behind.
+  const auto stuck = std::find_if(log_.begin(), log_.end(),
+                                  [](const Entry& entry) { return !entry.waiting.empty(); });
+  if (is_echo(error.kind) && stuck != log_.end())
+    error.message = fmt::format("{} did not answer: {}",
+                                name_holders(stuck->waiting, metrics_.devices), error.message);
+  return error;
 }
 
 void CoordinatorState::finish_failing(Error error) {

@@ -210,6 +210,8 @@ private:
   void abort_failing();
   /// Whether everything that could explain the failure has been heard.
   bool heard_all() const;
+  /// Where nobody said why it failed: led by the devices that are still silent, and their process.
+  Error blame_silent(Error error) const;
   void finish_failing(Error error);
   /// Answers everything that is open.
   void end(const Error& error);

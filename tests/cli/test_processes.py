@@ -99,6 +99,16 @@ class Processes(ProgramTest):
         self.assertEqual(run.returncode, FAILED)
         self.assertRegex(errors, rf"worker 1 .*{worker}")
 
+    def test_hung_worker_ends_the_run(self):
+        for transport in ("shm", "tcp"):
+            with self.subTest(transport):
+                run = self.start_training(*LONG, "--deadline", "0.5", "--transport", transport)
+                (worker,) = self.marked("worker")
+                os.kill(worker, signal.SIGSTOP)
+                _, errors = self.ended(run, within=8)  # the deadline, and the grace of each
+                self.assertEqual(run.returncode, FAILED)
+                self.assertRegex(errors, rf"worker 1 .*{worker}.* with device 1 did not answer")
+
     def test_workers_go_with_their_parent(self):
         run = self.start_training(*LONG)
         run.kill()

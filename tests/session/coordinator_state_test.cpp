@@ -429,7 +429,18 @@ TEST_CASE("a failed iteration ends the session with the first cause") {
     job.now += 1s;
     job.take(job.state.tick(job.now));
     CHECK(job.only<action::RunDone>().result.error().message ==
-          "device 1 did not end its iteration 0 within 2000 ms");
+          "worker 1 with device 1 did not answer: device 1 did not end its iteration 0 within "
+          "2000 ms");
+  }
+  SECTION("a device that waited for one that hangs") {
+    job.fail(0, seq, {ErrorKind::Timeout, "no message from device 1", "device 0, recv x"});
+    CHECK(job.only<action::Abort>().devices == std::vector<DeviceIndex>{0, 1});
+    job.now += 1s;
+    job.take(job.state.tick(job.now));
+    CHECK(job.only<action::RunDone>().result.error() ==
+          Error{ErrorKind::Timeout,
+                "worker 1 with device 1 did not answer: no message from device 1",
+                "device 0, recv x"});
   }
   SECTION("a device that is behind ends what it can") {
     auto next = job.sent[1].op.seq;

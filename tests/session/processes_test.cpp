@@ -185,6 +185,37 @@ TEST_CASE("a killed worker ends the run within two seconds, by name, and the oth
   CHECK(other.output().find(name + " with device 1 was lost") != std::string::npos);
 }
 
+TEST_CASE(
+    "a worker that hangs ends the run after its deadline, by name, and itself once it wakes") {
+  auto with = with_workers(2, 1);
+  with.deadline = 500ms;
+  with.transport = GENERATE(TransportKind::Auto, TransportKind::UcxTcp);
+  const std::string strategy = GENERATE("dp:2", "1f1b:2");
+  WorkerProcess worker({with.listen});
+  auto session = open(strategy, with);
+  const auto name = session->metrics().devices[1].process;
+  Clock::time_point stopped{};
+  auto result = session->run(1'000'000, [&](const StepResult& step) {
+    if (step.iteration == 5) {
+      stopped = Clock::now();
+      worker.kill(SIGSTOP);
+    }
+    return true;
+  });
+  CHECK(Clock::now() - stopped < 5s);
+  REQUIRE_FALSE(result.ok());
+  INFO(result.error().to_string());
+  CHECK(result.error().kind == ErrorKind::Timeout);
+  CHECK(result.error().message.find(name + " with device 1 did not answer: ") == 0);
+  CHECK(result.error().where.find("device 0") == 0);
+  CHECK(session->step().error() == result.error());
+  const auto ends = Clock::now();
+  session.reset();
+  CHECK(Clock::now() - ends < 3s);
+  worker.kill(SIGCONT);
+  CHECK(worker.wait() == 1);
+}
+
 TEST_CASE("a killed worker is noticed when nothing runs") {
   auto with = with_workers(2, 1);
   WorkerProcess worker({with.listen});
