@@ -15,6 +15,7 @@
 #include <boost/beast/http.hpp>
 #include <nlohmann/json.hpp>
 
+#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -93,7 +94,25 @@ std::string to_json(const Metrics& metrics) {
 }
 
 struct ControlPage::Impl {
+  /// What a request waits for. Owned by its coroutine, and so by `io`.
+  struct Reply {
+    explicit Reply(asio::io_context& io) : woken(io, asio::steady_timer::time_point::max()) {}
+    asio::steady_timer woken; ///< cancelled when the result is there
+    std::optional<Result<std::string>> result;
+  };
+  /// How answers from other threads find `io`, for as long as there is one.
+  struct Way {
+    std::mutex mutex;
+    asio::io_context* io = nullptr;
+  };
+
+  ~Impl() {
+    std::lock_guard lock(way->mutex);
+    way->io = nullptr;
+  }
+
   ControlVerbs verbs;
+  std::shared_ptr<Way> way = std::make_shared<Way>();
   asio::io_context io{1};
   tcp::acceptor acceptor{io};
   std::string host;
@@ -146,27 +165,30 @@ struct ControlPage::Impl {
       verbs.stop();
       response.body() = "{}";
     } else if (post && request.target() == "/apply") {
-      // A timer that the answer wakes; the answer itself comes from another thread.
-      auto timer = std::make_shared<asio::steady_timer>(io, asio::steady_timer::time_point::max());
-      auto result = std::make_shared<std::optional<Result<std::string>>>();
+      auto reply = std::make_shared<Reply>(io);
       const std::string name = request[kNameField];
       verbs.apply(name.empty() ? "control" : name, request.body(),
-                  [this, timer, result](Result<std::string> r) {
-                    asio::post(io, [timer, result, r = std::move(r)]() mutable {
-                      *result = std::move(r);
-                      timer->cancel();
-                    });
+                  [way = way, waiting = std::weak_ptr(reply)](Result<std::string> result) {
+                    std::lock_guard lock(way->mutex);
+                    if (way->io)
+                      asio::post(*way->io, [waiting, result = std::move(result)]() mutable {
+                        if (auto reply = waiting.lock()) {
+                          reply->result = std::move(result);
+                          reply->woken.cancel();
+                        }
+                      });
                   });
       boost::system::error_code woken;
-      if (!*result)
-        co_await timer->async_wait(asio::redirect_error(asio::use_awaitable, woken));
-      if (*result && (*result)->ok()) {
-        response.body() = ***result;
+      if (!reply->result)
+        co_await reply->woken.async_wait(asio::redirect_error(asio::use_awaitable, woken));
+      const Result<std::string> result =
+          reply->result ? *std::move(reply->result)
+                        : Error{ErrorKind::Cancelled, "the session has ended", {}, {}};
+      if (result.ok()) {
+        response.body() = *result;
       } else {
         response.result(http::status::bad_request);
-        response.body() =
-            piper::to_json(*result ? (*result)->error()
-                                   : Error{ErrorKind::Cancelled, "the session has ended", {}, {}});
+        response.body() = piper::to_json(result.error());
       }
     } else {
       response.result(http::status::not_found);
@@ -183,6 +205,7 @@ Result<std::unique_ptr<ControlPage>> ControlPage::open(const std::string& host_p
                                                        ControlVerbs verbs) {
   PIPER_TRY(auto address, parse_host_port(host_port, "control"));
   auto impl = std::make_unique<Impl>();
+  impl->way->io = &impl->io;
   impl->verbs = std::move(verbs);
   impl->host = address.first;
   try {

@@ -29,7 +29,8 @@ namespace actors {
 /// What the page does when asked. Called from the page's thread; must return at once.
 struct ControlVerbs {
   std::function<std::string()> status;
-  /// Calls `done` later, from any thread, with the answer's body.
+  /// Calls `done` later, from any thread, with the answer's body; nobody hears it once the page has
+  /// ended.
   std::function<void(std::string name, std::string json,
                      std::function<void(Result<std::string>)> done)>
       apply;

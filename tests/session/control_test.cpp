@@ -71,6 +71,8 @@ TEST_CASE("a page that is slow is not waited for without end") {
       control_request((*page)->address(), "apply", "[]", {}, std::chrono::milliseconds(100));
   CHECK(answer.error().kind == ErrorKind::Timeout);
   later(std::string("too late")); // nobody listens, and nothing breaks
+  page = internal_error("ended");
+  later(std::string("much too late"));
 }
 
 TEST_CASE("a port in use is named") {

@@ -19,6 +19,9 @@ void* operator new(size_t bytes) {
     return p;
   throw std::bad_alloc();
 }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return std::malloc(bytes ? bytes : 1); // or it would come from where `free` does not give back to
+}
 void operator delete(void* p) noexcept {
   std::free(p);
 }
