@@ -71,6 +71,22 @@ std::vector<GoodPlans> corpus() {
           .fuse({{"PASS", "F"}})
           .fuse({{"PASS", "BI"}})
           .fuse({{"PASS", "BW"}, {"layer", std::vector<int64_t>{2, 3}}}));
+  add("zero2:2x1f1b:2, skip", skip, named("zero2:2x1f1b:2", 4));
+  add("zero3:2x1f1b:2, skip", skip, named("zero3:2x1f1b:2", 4));
+  const Replicate sharded{.filter = {},
+                          .devices = {0, 1},
+                          .shard_grads = true,
+                          .shard_params = true,
+                          .bucket_mb = 0.0001};
+  add("zero3, no prefetch", four, Strategy().split({}, 2).replicate(sharded).prefetch({}, 0));
+  add("zero3, backwards in two, far prefetch", tied,
+      Strategy().split({}, 2).split_backward({}).replicate(sharded).prefetch({}, 3));
+  add("recompute, chunks", four,
+      Strategy().split({}, 2).place({}, {0}).fuse({{"PASS", "F"}}).recompute({{"layer", 1}}));
+  add("1f1b:2, recompute, skip", skip, named("1f1b:2", 3).recompute({}));
+  add("zero3, recompute", four, Strategy().split({}, 2).replicate(sharded).recompute({}));
+  add("zbh1:2", four, named("zbh1:2", 4));
+  add("dualpipev:2", four, named("dualpipev:2", 4));
   add("evaluation of 1f1b:2", four, named("1f1b:2", 4), PlanKind::Eval);
   return all;
 }

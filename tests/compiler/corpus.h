@@ -21,8 +21,9 @@ struct GoodPlans {
 ir::PlanSet plans_of(const std::shared_ptr<const ir::ModelSpec>& model,
                      const ir::Strategy& strategy, ir::PlanKind kind = ir::PlanKind::Train);
 
-/// Replicas, shards, stages, tied weights, skip connections, uneven stages, several stages a
-/// device, two compute streams, several chunks, backwards in two, an evaluation.
+/// Replicas, optimizer, gradients and parameters sharded, stages, tied weights, skip connections,
+/// uneven stages, several stages a device, two compute streams, several chunks, backwards in two,
+/// forwards run again, an evaluation.
 std::vector<GoodPlans> corpus();
 
 } // namespace piper::test

