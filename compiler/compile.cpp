@@ -59,7 +59,7 @@ Result<Compiled> compile(std::shared_ptr<const ModelSpec> model, const Strategy&
   PIPER_TRY(Strategy expanded, expand_schedules(*model, strategy));
   Compiled result;
   result.strategy = std::make_shared<const Strategy>(std::move(expanded));
-  result.graph.model = model;
+  result.graph.model = std::move(model);
   result.graph.strategy = result.strategy;
 
   Stopwatch stopwatch;
@@ -77,7 +77,7 @@ Result<Compiled> compile(std::shared_ptr<const ModelSpec> model, const Strategy&
   }
   result.plans = emit_plans(options, result.graph);
   result.passes.push_back({"emit_plans", stopwatch.lap(), result.graph.node_count()});
-  if (auto verified = verify(result.plans, *model); !verified.ok())
+  if (auto verified = verify(result.plans, *result.graph.model); !verified.ok())
     return after_pass(std::move(verified).error(), "emit_plans");
   result.passes.push_back({"verify_plans", stopwatch.lap(), result.graph.node_count()});
   return result;

@@ -1,4 +1,5 @@
 // The JSON spelling of strategies: reading, and what is wrong with a file.
+#include "ir/counting_iterator.h"
 #include "ir/strategy.h"
 #include "ir/suggest.h"
 #include "ir/text.h"
@@ -32,27 +33,6 @@ const std::vector<std::string> kOps = {
     "split",     "split_backward", "place", "replicate", "order", "overlap",     "fuse",
     "recompute", "prefetch",       "tag",   "schedule",  "shard", "shard_tensor"};
 
-/// The characters of a text; counts the lines that the parser has passed, since nlohmann::json
-/// does not say where in a text a value stands.
-struct CountingIterator {
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  const char* at = nullptr;
-  int* line = nullptr;
-
-  reference operator*() const { return *at; }
-  CountingIterator& operator++() {
-    *line += *at == '\n';
-    ++at;
-    return *this;
-  }
-  bool operator==(const CountingIterator& other) const { return at == other.at; }
-};
-
 struct Document {
   Json json;
   /// The line of each object, in the order of the text, by its depth.
@@ -63,13 +43,13 @@ struct Document {
 Document parse_json(std::string_view text, const std::string& file) {
   const std::string in_file = file.empty() ? "line " : file + ":";
   Document document;
-  int line = 1;
+  TextPosition position;
   std::vector<std::set<std::string>> keys; // of the objects that are open
   auto on_event = [&](int depth, Json::parse_event_t event, Json& value) {
     if (event == Json::parse_event_t::object_start) {
       if (document.object_lines.size() <= static_cast<size_t>(depth))
         document.object_lines.resize(static_cast<size_t>(depth) + 1);
-      document.object_lines[static_cast<size_t>(depth)].push_back(line);
+      document.object_lines[static_cast<size_t>(depth)].push_back(position.line);
       keys.emplace_back();
     } else if (event == Json::parse_event_t::object_end) {
       keys.pop_back();
@@ -77,17 +57,17 @@ Document parse_json(std::string_view text, const std::string& file) {
       const std::string& key = value.get_ref<const std::string&>();
       if (!keys.back().insert(key).second)
         throw ParseFailure{user_error(fmt::format("the key \"{}\" stands twice in one object", key),
-                                      in_file + std::to_string(line))};
+                                      in_file + std::to_string(position.line))};
     }
     return true;
   };
-  const CountingIterator begin{text.data(), &line}, end{text.data() + text.size(), &line};
+  const CountingIterator begin{text.data(), &position}, end{text.data() + text.size(), &position};
   try {
     document.json = Json::parse(begin, end, on_event);
   } catch (const Json::exception& error) {
     // "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error while …"
     const std::string_view what = error.what();
-    std::string place = in_file + std::to_string(line);
+    std::string place = in_file + std::to_string(position.line);
     int at_line = 0, column = 0;
     if (size_t at = what.find("at line ");
         at != what.npos &&

@@ -1,5 +1,6 @@
 #include "compiler/cost/json_reader.h"
 
+#include "ir/counting_iterator.h"
 #include "ir/suggest.h"
 
 #include <fmt/format.h>
@@ -7,43 +8,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdio>
-#include <iterator>
 
 namespace piper::compiler {
 
 using Json = nlohmann::json;
 
 namespace {
-
-/// Where in the text the parser is.
-struct Position {
-  int line = 1, column = 0;
-};
-
-/// The characters of a text; keeps count of where it is, which nlohmann::json does not tell.
-struct CountingIterator {
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  const char* at = nullptr;
-  Position* position = nullptr;
-
-  reference operator*() const { return *at; }
-  CountingIterator& operator++() {
-    if (*at == '\n')
-      *position = {position->line + 1, 0};
-    else
-      ++position->column;
-    ++at;
-    return *this;
-  }
-  bool operator==(const CountingIterator& other) const { return at == other.at; }
-};
 
 /// An object or array that is open.
 struct Open {
@@ -70,7 +41,7 @@ std::string pointer_of(const std::vector<Open>& open) {
 } // namespace
 
 JsonDocument::JsonDocument(std::string_view text, std::string file) : file_(std::move(file)) {
-  Position position;
+  ir::TextPosition position;
   std::vector<Open> open;
   const auto close = [&] {
     open.pop_back();
@@ -105,7 +76,8 @@ JsonDocument::JsonDocument(std::string_view text, std::string file) : file_(std:
     }
     return true;
   };
-  const CountingIterator begin{text.data(), &position}, end{text.data() + text.size(), &position};
+  const ir::CountingIterator begin{text.data(), &position},
+      end{text.data() + text.size(), &position};
   try {
     root_ = Json::parse(begin, end, on_event);
   } catch (const Json::exception& error) {

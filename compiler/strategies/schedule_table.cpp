@@ -40,8 +40,8 @@ Result<Places> find_places(const std::vector<std::vector<Step>>& rows) {
 std::vector<Action> needs(const Action& action, int stages, const Places& places) {
   const auto [stage, pass, microbatch] = action;
   const auto backward = [&](int of) {
-    const Action whole{of, 'B', microbatch};
-    return places.contains(whole) ? whole : Action{of, 'I', microbatch};
+    const Action whole{of, 'B', action.microbatch};
+    return places.contains(whole) ? whole : Action{of, 'I', action.microbatch};
   };
   if (pass == 'F')
     return stage == 0 ? std::vector<Action>{} : std::vector{Action{stage - 1, 'F', microbatch}};
