@@ -195,6 +195,18 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
   const std::vector<std::string> names = segment_names(model);
   const std::vector<uint32_t> segments = model.segments();
   std::vector<ParamId> tied;
+  // Named by segments, or by calls where several groups share a segment.
+  struct Planned {
+    std::string by_segment, by_call;
+    GroupId group;
+    Sharding sharding;
+    std::vector<ParamId> params;
+  };
+  const auto span = [](const std::string& first, const std::string& last) {
+    return first == last ? first : first + ".." + last;
+  };
+  std::vector<Planned> planned;
+  std::map<std::string, int> named;
   for (const Run& run : runs) {
     std::map<Homes, std::vector<ParamId>> params_at; // cut ones are apart from whole ones
     Sharding sharding{true, true, true};
@@ -211,23 +223,28 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
           params.push_back(param);
       }
     }
-    const std::string& first = names[segments[run.calls.front().value]];
-    const std::string& last = names[segments[run.calls.back().value]];
-    for (const auto& [homes, params] : params_at) {
+    const CallId first = run.calls.front(), last = run.calls.back();
+    for (auto& [homes, params] : params_at) {
       if (params.empty())
         continue;
-      std::string name = first == last ? first : first + ".." + last;
-      PIPER_TRY(const GroupId group, intern_union(graph, homes, "bucket " + name));
+      std::string by_segment = span(names[segments[first.value]], names[segments[last.value]]);
+      std::string by_call = span(model.call(first).name, model.call(last).name);
+      PIPER_TRY(const GroupId group, intern_union(graph, homes, "bucket " + by_segment));
       if (const Layout layout = graph.groups[group.value].layout; layout != Layout::Whole)
-        name += fmt::format(":{}", to_string(layout));
+        for (std::string* name : {&by_segment, &by_call})
+          *name += fmt::format(":{}", to_string(layout));
       Sharding its = sharding;
       if (graph.groups[group.value].copies() == 1)
         its = {};
       else if (homes.size() > 1)
         its = {.optimizer = sharding.optimizer}; // as tied ones, below
-      add_buckets(graph, name, group, its, params);
+      ++named[by_segment];
+      planned.push_back({std::move(by_segment), std::move(by_call), group, its, std::move(params)});
     }
   }
+  for (const Planned& each : planned)
+    add_buckets(graph, named[each.by_segment] == 1 ? each.by_segment : each.by_call, each.group,
+                each.sharding, each.params);
 
   // One logical parameter on several groups: a bucket over all who hold it, so that its gradients
   // are summed over them and it is updated alike everywhere.
