@@ -269,7 +269,7 @@ Result<std::string> control_request(const std::string& host_port, const std::str
     else
       result = parse_error(response.body());
   };
-  asio::co_spawn(io, ask(), [&](std::exception_ptr thrown) {
+  asio::co_spawn(io, ask(), [&](const std::exception_ptr& thrown) {
     if (!thrown)
       return;
     try {
