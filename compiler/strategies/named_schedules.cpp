@@ -16,6 +16,7 @@ struct Named {
   Result<ScheduleTable> (*build)(const ScheduleShape& shape);
   int chunks = 1;  ///< stages of a rank; with the option v, if it is not given
   int least_v = 0; ///< 0: no option v
+  int step_v = 1;  ///< what v is a multiple of
 };
 
 template <ScheduleTable (*Build)(const ScheduleShape&)>
@@ -36,6 +37,7 @@ constexpr std::array kSchedules = {
     Named{"vmin", always<v_min>, 2},
     Named{"dualpipe", dual_pipe, 2},
     Named{"dualpipev", always<dual_pipe_v>, 2},
+    Named{"wave", always<wave>, 4, 2, 2},
 };
 
 const Named* find(const std::string& name) {
@@ -74,6 +76,9 @@ Result<ScheduleTable> named_schedule(const std::string& name, int ranks, int64_t
     if (value < schedule->least_v)
       return user_error(fmt::format("v={} is too few stages of a rank for {}", value, name), "",
                         fmt::format("use {} or more", schedule->least_v));
+    if (value % schedule->step_v != 0)
+      return user_error(fmt::format("v={} is no number of stages of a rank for {}", value, name),
+                        "", fmt::format("use a multiple of {}", schedule->step_v));
     shape.chunks = value;
   }
   return schedule->build(shape);

@@ -63,4 +63,11 @@ Result<ScheduleTable> dual_pipe(const ScheduleShape& shape);
 /// which are half as large, if m >= 2p; keeps p + 1/2.
 ScheduleTable dual_pipe_v(const ScheduleShape& shape);
 
+/// Zero-bubble waves, which no paper has: v stages a rank, v even, zig-zag over the ranks as in
+/// Hanayo (arXiv 2308.15762), with the backward in halves as in zero bubble (arXiv 2401.10241). In
+/// unit times a rank runs the oldest I that can run, else the deepest F, else a W. One V (v = 2) is
+/// ZBV. Idle (p-1)F/v if F=I=W, v >= 4 and m >= 2p: no longer than the last rank waits for its
+/// first microbatch. Keeps p.
+ScheduleTable wave(const ScheduleShape& shape);
+
 } // namespace piper::compiler

@@ -17,9 +17,9 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-const std::vector<std::string> kNames = {"gpipe", "1f1b", "interleaved", "loopedbfs",
-                                         "zbh1",  "zbh2", "zb1p",        "zbv",
-                                         "vhalf", "vmin", "dualpipe",    "dualpipev"};
+const std::vector<std::string> kNames = {
+    "gpipe", "1f1b",  "interleaved", "loopedbfs", "zbh1",      "zbh2", "zb1p",
+    "zbv",   "vhalf", "vmin",        "dualpipe",  "dualpipev", "wave"};
 
 ScheduleTable table_of(const std::string& name, int p, int64_t m, int v = 0) {
   std::map<std::string, int> options;
@@ -199,6 +199,28 @@ TEST_CASE("V-half and V-min have their share of 1F1B's idle time and memory") {
   }
 }
 
+TEST_CASE("a wave leaves nothing idle but the way to the last rank, in the memory of 1F1B") {
+  for (int p : {2, 3, 4, 8, 16})
+    for (int v : {4, 6, 8})
+      for (int64_t m : {2 * p, 3 * p, 4 * p + 1}) {
+        INFO("p=" << p << " v=" << v << " m=" << m);
+        const ScheduleTable table = table_of("wave", p, m, v);
+        // The zig-zag: neighbours at a turn share their rank, and stage s is on one rank alone.
+        for (int s = 0; s < p * v; ++s)
+          CHECK(table.ranks_of(s) == std::vector<int>{s / p % 2 == 0 ? s % p : p - 1 - s % p});
+        const Measured wave = measure(table);
+        CHECK(wave.idle == Approx((p - 1.0) / v));
+        CHECK(wave.peak <= p);
+        CHECK(wave.idle < measure(table_of("zbv", p, m)).idle);
+      }
+}
+
+TEST_CASE("a wave of one V is ZBV") {
+  for (int p : {2, 4, 8})
+    for (int64_t m : {1, p, 3 * p})
+      CHECK(table_of("wave", p, m, 2) == table_of("zbv", p, m));
+}
+
 TEST_CASE("ours are at least as good as PyTorch's of the same name") {
   // Written by PyTorch 2.11 for 2 ranks and 8 microbatches.
   const auto theirs = [](const std::string& csv) {
@@ -227,6 +249,8 @@ TEST_CASE("any shape gives a table that runs") {
     std::map<std::string, int> options;
     if (name == "interleaved" || name == "loopedbfs" || name == "zb1p")
       options["v"] = *rc::gen::inRange(2, 5);
+    if (name == "wave")
+      options["v"] = 2 * *rc::gen::inRange(1, 4);
     const auto table = named_schedule(name, p, m, options);
     if (!table.ok()) {
       RC_ASSERT(name == "dualpipe" && p % 2 == 1);
