@@ -1,5 +1,6 @@
 // The transport interface: tensors between devices, paired by key, each wait with a deadline.
 // Backends repeat one set of file names: loopback/ (one process), ucx/ (processes and hosts).
+// throttled/ puts a slow link before any of them.
 //
 // Threads: an Endpoint may be used from several threads at once; operations with different keys do
 // not order each other. `abort` may be called from anywhere, also while others wait.

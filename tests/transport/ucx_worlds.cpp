@@ -1,8 +1,10 @@
-// UCX, alone and routed: several fabrics in this process, as if each was of another.
+// UCX, alone, routed, and behind a slow link: several fabrics in this process, as if each was of
+// another.
 #include "worlds.h"
 
 #include "transport/loopback/fabric.h"
 #include "transport/router.h"
+#include "transport/throttled/endpoint.h"
 #include "transport/ucx/fabric.h"
 
 #include <fmt/format.h>
@@ -13,10 +15,12 @@ namespace {
 
 /// `placement[i]` are the devices of fabric i. With `routed`, they reach each other by loopback.
 std::string run_on_ucx(const Scenario& scenario, UcxMode mode,
-                       const std::vector<std::vector<DeviceIndex>>& placement, bool routed) {
+                       const std::vector<std::vector<DeviceIndex>>& placement, bool routed,
+                       Link link = {}) {
   std::vector<std::unique_ptr<UcxFabric>> fabrics;
   std::vector<std::unique_ptr<LoopbackFabric>> loopbacks;
   std::vector<std::unique_ptr<Endpoint>> routers;
+  std::vector<std::unique_ptr<ThrottledEndpoint>> throttled;
   std::vector<Endpoint*> endpoints;
   for (const auto& devices : placement) {
     auto fabric = UcxFabric::create({.devices = devices, .mode = mode});
@@ -42,6 +46,12 @@ std::string run_on_ucx(const Scenario& scenario, UcxMode mode,
       }
     }
   }
+  if (!link.unlimited())
+    for (Endpoint*& endpoint : endpoints) {
+      throttled.push_back(std::make_unique<ThrottledEndpoint>(
+          *endpoint, static_cast<uint32_t>(endpoints.size()), link));
+      endpoint = throttled.back().get();
+    }
   return run_on_threads(scenario, endpoints, static_cast<uint32_t>(endpoints.size()));
 }
 
@@ -63,6 +73,10 @@ const std::vector<World>& worlds() {
                         return run_on_ucx(s, mode, {{0, 2}, {1}}, true);
                       }});
     }
+    list.push_back({"routed, behind a link", [](const Scenario& s) {
+                      return run_on_ucx(s, UcxMode::SharedMemory, {{0, 2}, {1}}, true,
+                                        {std::chrono::microseconds(300), 2e9});
+                    }});
     return list;
   }();
   return all;
