@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
 
 #include <catch2/catch.hpp>
 
@@ -79,6 +81,38 @@ TEST_CASE("the SVG has a shape for every span, and names it") {
   CHECK(svg.find("update") == std::string::npos); // takes no time here: not in the legend
   CHECK(svg.starts_with("<svg "));
   CHECK(svg.ends_with("</svg>\n"));
+}
+
+TEST_CASE("the pictures in docs/schedules") {
+  // Each named schedule on 4 ranks with 8 microbatches, F = I = W = 1 for a rank's part of the
+  // model and messages that take no time. With PIPER_UPDATE_GOLDEN set they are written anew.
+  constexpr int kRanks = 4,
+                kCalls = 16; // a stage has the same number of calls for 1, 2 or 4 a rank
+  const auto model = chain(kCalls, 8);
+  CostModel costs;
+  costs.calls.assign(model->calls.size(), CallCost{});
+  const double one = static_cast<double>(kRanks) / kCalls;
+  for (int c = 0; c < kCalls; ++c)
+    costs.calls[c] = {.forward = {one, 0},
+                      .backward = {2 * one, 0},
+                      .backward_input = {one, 0},
+                      .backward_weight = {one, 0}};
+  Cluster cluster;
+  cluster.levels = {{.name = "free"}};
+  for (const char* name : {"gpipe", "1f1b", "interleaved", "loopedbfs", "zbh1", "zbh2", "zb1p",
+                           "zbv", "vhalf", "vmin", "dualpipe", "dualpipev", "wave"}) {
+    INFO(name);
+    const std::string title = std::string(name) + ":4, 8 microbatches";
+    const auto compiled = compile_ok(model, Strategy().schedule(std::string(name) + ":4", 8));
+    const auto simulation = simulate(compiled.plans, *model, costs, cluster);
+    REQUIRE(simulation.ok());
+    const std::string svg = render_svg(*simulation, compiled.plans, model.get(), title);
+    const std::string path = std::string(PIPER_SOURCE_DIR) + "/docs/schedules/" + name + ".svg";
+    if (std::getenv("PIPER_UPDATE_GOLDEN"))
+      std::ofstream(path) << svg;
+    else
+      CHECK(svg == read_file(path));
+  }
 }
 
 TEST_CASE("the trace holds every span and message") {
