@@ -6,7 +6,8 @@ namespace piper::compiler {
 
 using namespace ir;
 
-Result<Strategy> expand_schedules(const ModelSpec& model, const Strategy& strategy) {
+Result<Strategy> expand_schedules(const ModelSpec& model, const Strategy& strategy,
+                                  const CostModel* costs) {
   Strategy expanded;
   expanded.name = strategy.name;
   for (size_t d = 0; d < strategy.directives.size(); ++d) {
@@ -16,7 +17,7 @@ Result<Strategy> expand_schedules(const ModelSpec& model, const Strategy& strate
       expanded.directives.push_back(directive);
       continue;
     }
-    auto made = build_strategy(model, *schedule);
+    auto made = build_strategy(model, *schedule, costs);
     if (!made.ok()) {
       Error error = std::move(made).error();
       error.where = strategy.describe(d) + (error.where.empty() ? "" : ", " + error.where);

@@ -99,10 +99,11 @@ Result<ScheduleTable> given_table(const Schedule& schedule) {
 
 } // namespace
 
-Result<Strategy> build_strategy(const ModelSpec& model, const Schedule& schedule) {
+Result<Strategy> build_strategy(const ModelSpec& model, const Schedule& schedule,
+                                const CostModel* costs) {
   const std::string& expression = schedule.expression;
   PIPER_TRY(const std::vector<Atom> atoms, parse(expression));
-  PipelineShape shape{.model = &model};
+  PipelineShape shape{.model = &model, .costs = costs};
   const Atom *pipelined = nullptr, *replicated = nullptr, *tensors = nullptr, *experts = nullptr;
   for (const Atom& atom : atoms) {
     const bool pipeline = atom.name == "table" || is_schedule(atom.name);

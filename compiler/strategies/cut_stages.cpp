@@ -42,7 +42,8 @@ std::vector<size_t> partition(const std::vector<double>& costs, size_t parts) {
 
 } // namespace
 
-Result<std::vector<std::vector<CallId>>> cut_stages(const ModelSpec& model, int stages) {
+Result<std::vector<std::vector<CallId>>> cut_stages(const ModelSpec& model, int stages,
+                                                    const CostModel* seconds_of, int64_t rows) {
   const auto parts = static_cast<size_t>(stages);
   if (model.calls.size() < parts)
     return user_error(fmt::format("{} stages need at least as many calls; model '{}' has {}",
@@ -62,7 +63,7 @@ Result<std::vector<std::vector<CallId>>> cut_stages(const ModelSpec& model, int 
   for (const auto& piece : pieces) {
     double cost = 0;
     for (CallId call : piece)
-      cost += model.call(call).flops_per_row;
+      cost += seconds_of ? seconds_of->seconds(call, rows) : model.call(call).flops_per_row;
     costs.push_back(cost);
     total += cost;
   }

@@ -45,7 +45,9 @@ std::vector<int64_t> microbatches_of(const ScheduleTable& table, int rank, int s
 
 Result<Strategy> pipeline(const PipelineShape& shape, const ScheduleTable& table) {
   PIPER_CHECK_OK(table.check());
-  PIPER_TRY(const auto stages, cut_stages(*shape.model, table.stages()));
+  PIPER_TRY(const auto stages,
+            cut_stages(*shape.model, table.stages(), shape.costs,
+                       shape.model->batch / shape.replicas / table.microbatches()));
   Strategy strategy;
   strategy.split({}, table.microbatches());
   std::vector<bool> has_weights(table.stages());

@@ -1,6 +1,7 @@
 // The named builders. A strategy is a function from a shape to directives.
 #pragma once
 
+#include "compiler/cost/cost_model.h"
 #include "compiler/strategies/schedule_table.h"
 #include "ir/model_spec.h"
 #include "ir/result.h"
@@ -21,6 +22,7 @@ struct PipelineShape {
   /// ZeRO over the replicas (arXiv 1910.02054): what each keeps only its range of. 1: the
   /// optimizer's state; 2: also the gradients; 3: also the parameters.
   int zero = 0;
+  const CostModel* costs = nullptr; ///< by which stages are balanced: see cut_stages
 
   /// The devices of a rank, each replica's in a row.
   std::vector<ir::DeviceIndex> devices(int rank) const;
@@ -36,7 +38,9 @@ struct PipelineShape {
 /// kind: "dp:2x1f1b:4", "tp:2xdp:2x1f1b:2", "dp:2xep:2" (four replicas, in pairs that share the
 /// experts). `microbatches` counts those of the global batch, so each of n replicas runs
 /// microbatches / n; 0 chooses. Rank r, replica i, its device k of t is device (r * n + i) * t + k.
-Result<ir::Strategy> build_strategy(const ir::ModelSpec& model, const ir::Schedule& schedule);
+/// `costs`: see cut_stages.
+Result<ir::Strategy> build_strategy(const ir::ModelSpec& model, const ir::Schedule& schedule,
+                                    const CostModel* costs = nullptr);
 
 /// The directives of a pipeline: calls cut into stages of even cost, a tag `stage`, a place or
 /// replicate a stage (by microbatches where it is on several ranks), its backward split where the
@@ -53,8 +57,12 @@ Result<ScheduleTable> schedule_of(const ir::Strategy& expanded);
 ir::Strategy data_parallel(const PipelineShape& shape);
 
 /// Cuts the calls, in trace order, into `stages` runs so that the costliest is as cheap as can be.
-/// Whole segments where there are enough of them. Source: the linear partition problem, by dynamic
-/// programming. A User error if there are fewer calls than stages.
-Result<std::vector<std::vector<ir::CallId>>> cut_stages(const ir::ModelSpec& model, int stages);
+/// A call costs its seconds, forward and backward, by `costs` (measured or declared; not null: of
+/// this model) for microbatches of `rows` rows; else its declared FLOPs. Whole segments where there
+/// are enough of them. Source: the linear partition problem, by dynamic programming. A User error
+/// if there are fewer calls than stages.
+Result<std::vector<std::vector<ir::CallId>>> cut_stages(const ir::ModelSpec& model, int stages,
+                                                        const CostModel* costs = nullptr,
+                                                        int64_t rows = 1);
 
 } // namespace piper::compiler

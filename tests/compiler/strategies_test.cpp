@@ -1,11 +1,15 @@
 // The named builders, against the published schedules.
+#include "compiler/passes/expand_schedules.h"
 #include "compiler/strategies/named_schedules.h"
 #include "compiler/strategies/strategies.h"
 #include "tests/compiler/models.h"
 
 #include <fmt/format.h>
+#include <rapidcheck.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include <catch2/catch.hpp>
 
@@ -38,6 +42,89 @@ TEST_CASE("stages are cut evenly and hold every call once") {
       CHECK(largest <=
             static_cast<size_t>((calls + stages - 1) / stages) + (stages > calls ? 1 : 0));
     }
+}
+
+namespace {
+
+/// Calls of these seconds, a tenth of it forward, by the row. The loss is the last.
+CostModel costs_of(const std::vector<double>& seconds) {
+  CostModel costs;
+  for (double s : seconds)
+    costs.calls.push_back({.forward = {0, s / 10}, .backward = {s - s / 10, 0}});
+  return costs;
+}
+
+double costliest(const std::vector<std::vector<ir::CallId>>& stages, const CostModel& costs) {
+  double largest = 0;
+  for (const auto& stage : stages) {
+    double sum = 0;
+    for (ir::CallId call : stage)
+      sum += costs.seconds(call, 1);
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
+/// By trying all cuts: the costliest of `stages` runs over the calls from `first` on.
+double least_costliest(const CostModel& costs, size_t first, int stages) {
+  double best = std::numeric_limits<double>::infinity(), sum = 0;
+  for (size_t end = first + 1; end <= costs.calls.size(); ++end) {
+    sum += costs.seconds(ir::CallId(end - 1), 1);
+    const bool last = stages == 1;
+    if (last != (end == costs.calls.size()))
+      continue;
+    best = std::min(best, last ? sum : std::max(sum, least_costliest(costs, end, stages - 1)));
+  }
+  return best;
+}
+
+} // namespace
+
+TEST_CASE("uneven calls are balanced by what they cost") {
+  // A heavy embedding and a heavy head: by FLOPs, all alike, the cut is 3 + 3 + 2.
+  const auto model = chain(8, 8);
+  const CostModel costs = costs_of({6, 1, 1, 1, 1, 1, 1, 6, 0});
+  const auto cut = cut_stages(*model, 3, &costs);
+  REQUIRE(cut.ok());
+  CHECK((*cut)[0].size() == 1);
+  CHECK((*cut)[1].size() == 6);
+  CHECK(costliest(*cut, costs) == Approx(6));
+  CHECK(costliest(*cut_stages(*model, 3), costs) > 7.5);
+  // A fixed part counts for less the more rows there are: with 8 the first call is the lightest.
+  CostModel fixed = costs_of(std::vector<double>(9, 0));
+  for (size_t c = 0; c < 8; ++c)
+    fixed.calls[c].forward = c == 0 ? Affine{.fixed = 7} : Affine{.per_row = 1};
+  CHECK((*cut_stages(*model, 2, &fixed, 1))[0].size() == 1);
+  CHECK((*cut_stages(*model, 2, &fixed, 8))[0].size() == 4);
+}
+
+TEST_CASE("no cut is better than the one that is chosen, and every parameter is placed once") {
+  CHECK(rc::check("any costs", [] {
+    const int calls = *rc::gen::inRange(2, 9), stages = *rc::gen::inRange(1, 5);
+    std::vector<double> seconds;
+    for (int c = 0; c < calls; ++c)
+      seconds.push_back(*rc::gen::inRange(0, 20));
+    seconds.push_back(*rc::gen::inRange(0, 20));
+    seconds[0] += 1; // somebody costs something
+    // The loss belongs to the last layer's segment: those are not cut.
+    CostModel costs = costs_of(seconds), pieces = costs;
+    pieces.calls[calls - 1].backward.fixed += costs.seconds(ir::CallId(calls), 1);
+    pieces.calls.pop_back();
+    RC_PRE(stages <= calls);
+    const auto model = chain(calls, 8);
+    const auto cut = cut_stages(*model, stages, &costs);
+    RC_ASSERT(cut.ok());
+    RC_ASSERT(std::abs(costliest(*cut, costs) - least_costliest(pieces, 0, stages)) < 1e-9);
+    const auto strategy = expand_schedules(
+        *model, ir::Strategy().schedule("1f1b:" + std::to_string(stages), 4), &costs);
+    RC_ASSERT(strategy.ok());
+    const auto compiled = compile_ok(model, *strategy);
+    std::vector<int> holders(model->params.size());
+    for (const ir::Bucket& bucket : compiled.plans.buckets)
+      for (ir::ParamId param : bucket.params)
+        ++holders[param.value];
+    RC_ASSERT(std::all_of(holders.begin(), holders.end(), [](int n) { return n == 1; }));
+  }));
 }
 
 TEST_CASE("a product numbers devices stage by stage") {
