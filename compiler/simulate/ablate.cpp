@@ -24,6 +24,15 @@ Result<Strategy> without_bucketing(const ModelSpec& model, const Strategy& strat
   return changed;
 }
 
+Result<Strategy> with_prefetch(const ModelSpec& model, const Strategy& strategy, int64_t distance) {
+  PIPER_TRY(Strategy changed, expand_schedules(model, strategy));
+  std::erase_if(changed.directives, [](const Directive& directive) {
+    return std::holds_alternative<Prefetch>(directive.body);
+  });
+  changed.prefetch({}, distance);
+  return changed;
+}
+
 PlanSet without_overlap(PlanSet plans) {
   for (Plan& plan : plans.plans) {
     for (Instruction& each : plan.instructions) {

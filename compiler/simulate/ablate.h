@@ -15,6 +15,11 @@ Result<ir::Strategy> without_fusion(const ir::ModelSpec& model, const ir::Strate
 /// schedules are expanded.
 Result<ir::Strategy> without_bucketing(const ir::ModelSpec& model, const ir::Strategy& strategy);
 
+/// Sharded parameters are gathered so many windows ahead, whatever the strategy says (see the
+/// directive `prefetch`). The strategy's schedules are expanded.
+Result<ir::Strategy> with_prefetch(const ir::ModelSpec& model, const ir::Strategy& strategy,
+                                   int64_t distance);
+
 /// Every device does one thing at a time: all instructions on one stream, in issue order. Plans
 /// are issued in an order that never has to wait for a later instruction, so these still end.
 ir::PlanSet without_overlap(ir::PlanSet plans);

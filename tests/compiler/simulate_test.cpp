@@ -365,6 +365,28 @@ TEST_CASE("fusion and bucketing off") {
   CHECK(count(without_bucketing(*model, strategy), Opcode::AllReduce) == 6);
 }
 
+TEST_CASE("an ablation's prefetch distance stands for the strategy's own") {
+  const auto model = chain(6, 4);
+  Strategy strategy = Strategy().schedule("zero3:2", 2);
+  strategy.prefetch({}, 2);
+  const auto peak = [&](int64_t distance) {
+    const auto changed = with_prefetch(*model, strategy, distance);
+    REQUIRE(changed.ok());
+    int64_t directives = 0;
+    for (const Directive& directive : changed->directives)
+      if (const auto* prefetch = std::get_if<Prefetch>(&directive.body)) {
+        CHECK(prefetch->distance == distance);
+        ++directives;
+      }
+    CHECK(directives == 1);
+    const auto simulation = simulate(compile_ok(model, *changed).plans, *model,
+                                     declared_costs(*model), declared_cluster());
+    REQUIRE(simulation.ok());
+    return simulation->devices.front().peak;
+  };
+  CHECK(peak(0) < peak(4)); // each window ahead holds one bucket more
+}
+
 TEST_CASE("messages of plans that move state are simulated too") {
   const auto model = chain(4, 8);
   const PlanSet from = compile_ok(model, Strategy().schedule("1f1b:2", 4)).plans;
