@@ -2,6 +2,7 @@
 
 #include "actors/plan_fragments.h"
 #include "compiler/compile.h"
+#include "compiler/simulate/ablate.h"
 
 #include <chrono>
 #include <optional>
@@ -39,7 +40,8 @@ void add_fragments(const ir::PlanSet& plans, CompileReport& report,
 
 Result<ir::PlanSet> compile_plans(std::shared_ptr<const ir::ModelSpec> model,
                                   const StrategyText& text, Epoch epoch, const ir::PlanSet* from,
-                                  const std::vector<ir::StateKind>& kinds, CompileReport& report) {
+                                  const std::vector<ir::StateKind>& kinds, bool overlap,
+                                  CompileReport& report) {
   PIPER_TRY(ir::Strategy strategy, text.parse());
   compiler::CompileOptions options;
   options.epoch = epoch;
@@ -48,6 +50,9 @@ Result<ir::PlanSet> compile_plans(std::shared_ptr<const ir::ModelSpec> model,
   PIPER_TRY(compiler::Compiled train, compiler::compile(model, strategy, options));
   options.kind = ir::PlanKind::Eval;
   PIPER_TRY(compiler::Compiled eval, compiler::compile(model, strategy, options));
+  if (!overlap)
+    for (ir::PlanSet* plans : {&train.plans, &eval.plans})
+      *plans = compiler::without_overlap(std::move(*plans));
   std::set<ir::Fingerprint> known;
   add_fragments(train.plans, report, known);
   add_fragments(eval.plans, report, known);
@@ -69,12 +74,14 @@ Result<ir::PlanSet> compile_plans(std::shared_ptr<const ir::ModelSpec> model,
 
 CompiledEpoch compile_epoch(std::shared_ptr<const ir::ModelSpec> model,
                             const StrategyText& strategy, Epoch epoch, const ir::PlanSet* from,
-                            uint32_t devices, const std::vector<ir::StateKind>& kinds) {
+                            uint32_t devices, const std::vector<ir::StateKind>& kinds,
+                            bool overlap) {
   const auto begun = std::chrono::steady_clock::now();
   CompiledEpoch compiled;
   compiled.report.epoch = epoch;
   compiled.report.plans.resize(devices);
-  auto train = compile_plans(std::move(model), strategy, epoch, from, kinds, compiled.report);
+  auto train =
+      compile_plans(std::move(model), strategy, epoch, from, kinds, overlap, compiled.report);
   if (train.ok()) {
     compiled.train = *std::move(train);
   } else {

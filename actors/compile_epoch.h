@@ -16,9 +16,11 @@ struct CompiledEpoch {
 };
 
 /// Compiles `strategy` for training and evaluation, and the migration from `from` (null: there is
-/// no state yet). `kinds` are the arrays that move. Errors are in the report.
+/// no state yet). `kinds` are the arrays that move. Without `overlap` every device does one thing
+/// at a time (compiler/simulate/ablate.h). Errors are in the report.
 CompiledEpoch compile_epoch(std::shared_ptr<const ir::ModelSpec> model,
                             const StrategyText& strategy, Epoch epoch, const ir::PlanSet* from,
-                            uint32_t devices, const std::vector<ir::StateKind>& kinds);
+                            uint32_t devices, const std::vector<ir::StateKind>& kinds,
+                            bool overlap = true);
 
 } // namespace piper::actors

@@ -13,15 +13,16 @@ namespace piper::actors {
 
 class CompilerActor : public caf::event_based_actor {
 public:
-  /// `kinds`: the arrays that a migration moves.
+  /// `kinds`: the arrays that a migration moves. `overlap`: see compile_epoch.
   CompilerActor(caf::actor_config& config, std::shared_ptr<const ir::ModelSpec> model,
-                uint32_t devices, std::vector<ir::StateKind> kinds);
+                uint32_t devices, std::vector<ir::StateKind> kinds, bool overlap);
   caf::behavior make_behavior() override;
 
 private:
   const std::shared_ptr<const ir::ModelSpec> model_;
   const uint32_t devices_;
   const std::vector<ir::StateKind> kinds_;
+  const bool overlap_;
   std::map<Epoch, ir::PlanSet> epochs_; ///< the committed one, and one that may become it
 };
 

@@ -61,8 +61,8 @@ template <class Inspector> typename Inspector::result_type inspect(Inspector& f,
 }
 template <class Inspector> typename Inspector::result_type inspect(Inspector& f, Offer& x) {
   return f(caf::meta::type_name("piper.offer"), x.process, x.processes, x.devices, x.model_name,
-           x.model_config, x.model, x.transport, x.spin, x.threads, x.memory_cap, x.seed,
-           x.deadline_ms, x.optimizer);
+           x.model_config, x.model, x.transport, x.spin, x.link_latency_ns, x.link_bandwidth,
+           x.threads, x.memory_cap, x.seed, x.deadline_ms, x.optimizer);
 }
 
 // To the coordinator, from the façade.

@@ -5,14 +5,15 @@
 namespace piper::actors {
 
 Result<std::unique_ptr<ProcessTransport>>
-ProcessTransport::create(TransportKind kind, std::vector<ir::DeviceIndex> devices, bool alone,
-                         bool spin) {
+ProcessTransport::create(const Offer& offer, std::vector<ir::DeviceIndex> devices) {
+  const auto kind = static_cast<TransportKind>(offer.transport);
+  const bool alone = offer.processes == 1;
   std::unique_ptr<ProcessTransport> self(new ProcessTransport);
   const bool everywhere = kind == TransportKind::UcxSharedMemory || kind == TransportKind::UcxTcp;
   if (kind == TransportKind::Loopback && !alone)
     return user_error("loopback joins the devices of one process only", "transport",
                       "leave the transport to the session, or ask for shared memory or TCP");
-  const auto spin_time = spin ? transport::kDefaultSpin : std::chrono::nanoseconds(0);
+  const auto spin_time = offer.spin ? transport::kDefaultSpin : std::chrono::nanoseconds(0);
   // With several processes UCX carries what leaves the process; one process uses it only if asked.
   const bool use_loopback = !(alone && everywhere);
   if (use_loopback)
@@ -32,6 +33,13 @@ ProcessTransport::create(TransportKind kind, std::vector<ir::DeviceIndex> device
     for (ir::DeviceIndex device : devices)
       self->routed_.push_back(std::make_unique<transport::RoutedEndpoint>(
           self->loopback_->endpoint(device), self->ucx_->endpoint(device), devices));
+  const transport::Link link{std::chrono::nanoseconds(offer.link_latency_ns), offer.link_bandwidth};
+  std::vector<std::unique_ptr<transport::ThrottledEndpoint>> throttled;
+  if (!link.unlimited())
+    for (ir::DeviceIndex device : devices)
+      throttled.push_back(std::make_unique<transport::ThrottledEndpoint>(self->endpoint(device),
+                                                                         offer.devices, link));
+  self->throttled_ = std::move(throttled);
   return self;
 }
 
@@ -44,6 +52,9 @@ Result<void> ProcessTransport::connect(const std::vector<transport::UcxPeer>& pe
 }
 
 transport::Endpoint& ProcessTransport::endpoint(ir::DeviceIndex device) {
+  for (auto& throttled : throttled_)
+    if (throttled->self() == device)
+      return *throttled;
   for (auto& routed : routed_)
     if (routed->self() == device)
       return *routed;

@@ -1,10 +1,12 @@
 // How the devices of one process reach each other and those of other processes: loopback within,
-// UCX between.
+// UCX between, and before both a slow link if one is asked for.
 #pragma once
 
+#include "actors/roster.h"
 #include "actors/session.h"
 #include "transport/loopback/fabric.h"
 #include "transport/router.h"
+#include "transport/throttled/endpoint.h"
 #include "transport/ucx/fabric.h"
 
 #include <memory>
@@ -15,9 +17,10 @@ namespace piper::actors {
 
 class ProcessTransport {
 public:
-  /// `devices` of this process, out of several processes if not `alone`. `spin`: see DeviceOptions.
-  static Result<std::unique_ptr<ProcessTransport>>
-  create(TransportKind kind, std::vector<ir::DeviceIndex> devices, bool alone, bool spin);
+  /// Of what is offered: the processes, the kind, the link, and whether waits may spin. `devices`
+  /// are this process's.
+  static Result<std::unique_ptr<ProcessTransport>> create(const Offer& offer,
+                                                          std::vector<ir::DeviceIndex> devices);
 
   /// What others need to connect; empty without UCX.
   std::string address() const;
@@ -29,7 +32,8 @@ private:
   ProcessTransport() = default;
   std::unique_ptr<transport::LoopbackFabric> loopback_; ///< null: UCX also within the process
   std::unique_ptr<transport::UcxFabric> ucx_;           ///< null: alone
-  std::vector<std::unique_ptr<transport::RoutedEndpoint>> routed_;
+  std::vector<std::unique_ptr<transport::RoutedEndpoint>> routed_; ///< none: one of the two is null
+  std::vector<std::unique_ptr<transport::ThrottledEndpoint>> throttled_; ///< none: no link
 };
 
 /// Whether waits may spin: not where devices outnumber the cores of this machine.

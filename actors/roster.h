@@ -31,6 +31,8 @@ struct Offer {
   ir::Fingerprint model;
   uint8_t transport = 0; ///< TransportKind
   bool spin = true;
+  int64_t link_latency_ns = 0;
+  double link_bandwidth = 0;
   // Of each of its devices:
   int32_t threads = 1;
   int64_t memory_cap = 0;

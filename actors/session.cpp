@@ -185,6 +185,8 @@ Offer Session::Impl::offer() const {
   offer.model = model->spec->fingerprint();
   offer.transport = static_cast<uint8_t>(options.transport);
   offer.spin = may_spin(options.devices);
+  offer.link_latency_ns = options.link.latency.count();
+  offer.link_bandwidth = options.link.bandwidth;
   offer.threads = options.threads_per_device;
   offer.memory_cap = options.memory_cap;
   offer.seed = options.seed;
@@ -251,8 +253,7 @@ Result<void> Session::Impl::open_gate(const Offer& what) {
 Result<void> Session::Impl::start(const ir::Strategy& strategy) {
   const Offer what = offer();
   const auto mine = devices_of(0, what.processes, what.devices);
-  PIPER_TRY(transport,
-            ProcessTransport::create(options.transport, mine, options.workers == 0, what.spin));
+  PIPER_TRY(transport, ProcessTransport::create(what, mine));
   config = std::make_unique<SystemConfig>(options.workers > 0);
   system = std::make_unique<caf::actor_system>(*config);
 
@@ -260,7 +261,8 @@ Result<void> Session::Impl::start(const ir::Strategy& strategy) {
   for (ir::StateKind kind : options.optimizer.state())
     if (kind != ir::StateKind::Param)
       kinds.push_back(kind);
-  compiler = system->spawn<CompilerActor, caf::detached>(model->spec, options.devices, kinds);
+  compiler = system->spawn<CompilerActor, caf::detached>(model->spec, options.devices, kinds,
+                                                         options.overlap);
 
   CoordinatorOptions how;
   how.devices = options.devices;

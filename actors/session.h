@@ -12,6 +12,7 @@
 #include "actors/reports.h"
 #include "compiler/frontend/model.h"
 #include "ir/strategy.h"
+#include "transport/throttled/link.h"
 
 #include <boost/asio/associated_executor.hpp>
 #include <boost/asio/async_result.hpp>
@@ -60,6 +61,8 @@ struct SessionOptions {
   /// What workers build: a name in their registry and its configuration.
   std::string model_name, model_config;
   TransportKind transport = TransportKind::Auto; ///< Auto: loopback in a process, UCX between them
+  transport::Link link; ///< every device sends through one as slow as this; default: unlimited
+  bool overlap = true;  ///< false: a device does one thing at a time, to see what overlap is worth
   int threads_per_device = 1;
   int64_t memory_cap = 0; ///< bytes a device; 0: none
   uint64_t seed = 1;

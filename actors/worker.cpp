@@ -100,9 +100,7 @@ private:
     PIPER_TRY(Model model, context_.registry.build(offer_.model_name, offer_.model_config));
     model_ = std::make_shared<const Model>(std::move(model));
     PIPER_CHECK_OK(check_model(offer_, model_->spec->fingerprint()));
-    PIPER_TRY(context_.transport,
-              ProcessTransport::create(static_cast<TransportKind>(offer_.transport), mine(), false,
-                                       offer_.spin));
+    PIPER_TRY(context_.transport, ProcessTransport::create(offer_, mine()));
     send(gate_, ready_atom::value, context_.transport->address());
     return {};
   }

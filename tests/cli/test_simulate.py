@@ -44,7 +44,7 @@ class Simulate(ProgramTest):
         parallel = ("--strategy", "dp:4", "--cluster", slow)
         best = self.figures(*parallel)["seconds"]
         self.assertGreater(self.figures(*parallel, "--no-bucketing")["seconds"], best)
-        self.assertGreater(self.figures(*parallel, "--collectives", "ring")["seconds"], best)
+        self.assertGreater(self.figures(*parallel, "--collective", "ring")["seconds"], best)
 
     def test_pictures(self):
         svg, trace = self.folder / "job.svg", self.folder / "job.json"
@@ -90,6 +90,29 @@ class Profile(ProgramTest):
         simulated = self.piper("simulate", *TINY, "--strategy", "1f1b:2", "--microbatches", "2",
                                "--costs", costs).stdout
         self.assertIn("measured with 1, 2, 4 rows", simulated)
+
+    def test_stages_are_balanced_by_it(self):
+        costs = self.folder / "costs.json"
+        job = ("--layers", "4", "--strategy", "1f1b:2", "--microbatches", "2")
+        self.piper("profile", *TINY, *job, "--time", "20", "-o", costs)
+        uneven = json.loads(costs.read_text())
+        for name in ("attn0", "mlp0"): # as long as all others, so the first layer is half
+            uneven["calls"][name]["forward"]["fixed"] = 1
+            uneven["calls"][name]["backward"]["fixed"] = 2
+        for name in ("attn1", "mlp1", "attn2"):
+            uneven["calls"][name]["forward"]["fixed"] = 0.5
+        costs.write_text(json.dumps(uneven))
+
+        def seconds(*arguments):
+            path = self.folder / "figures.json"
+            self.piper("simulate", *TINY, *job, "--costs", costs, "--json", path, *arguments)
+            return json.loads(path.read_text())["seconds"]
+        self.assertLess(seconds("--balance", costs), seconds())
+        plain = self.train(*job, "--iters", "2")["parameters_digest"]
+        self.assertEqual(plain, self.train(*job, "--iters", "2", "--balance", costs)
+                         ["parameters_digest"])
+        self.refused("simulate", *TINY, *job, "--balance", self.folder / "none.json",
+                     says=["cannot read", "--balance"])
 
     def test_peak_memory_is_foretold(self):
         job = ("--layers", "3", "--d-model", "64", "--heads", "2", "--seq", "64", "--batch", "8",

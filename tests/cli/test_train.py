@@ -30,6 +30,31 @@ class Train(ProgramTest):
         self.assertEqual(single, digest("--strategy", "1f1b:2"))
         self.assertNotEqual(single, digest("--strategy", "single", "--seed", "2"))
 
+    def test_ablations_change_the_time_and_not_the_result(self):
+        def digest(*arguments):
+            return self.train("--microbatches", "2", "--iters", "3", *arguments)["parameters_digest"]
+        for strategy in ("dp:2", "zero3:2", "1f1b:2"):
+            whole = digest("--strategy", strategy)
+            for flags in (["--no-overlap"], ["--no-fusion"], ["--no-bucketing"],
+                          ["--no-overlap", "--no-fusion", "--no-bucketing"],
+                          ["--collective", "direct"], ["--link", "100us,1GB/s"]):
+                self.assertEqual(whole, digest("--strategy", strategy, *flags), flags)
+        for distance in ("0", "3"):
+            self.assertEqual(digest("--strategy", "zero3:2"),
+                             digest("--strategy", "zero3:2", "--prefetch", distance))
+        self.refused("train", *TINY, "--strategy", "dp:2", "--collective", "ring",
+                     says=["direct exchange", "piper simulate --collective"])
+
+    def test_a_slow_link_slows_and_is_waited_for_without_work(self):
+        # 40 ms a message, one each way for every iteration's microbatch: nothing can be faster.
+        slow = self.train("--strategy", "1f1b:2", "--microbatches", "1", "--iters", "4",
+                          "--link", "40ms,1GB/s")
+        tokens = 4 * 8
+        for iteration in slow["iterations"][1:]:
+            self.assertLess(iteration["tokens_per_second"], tokens / 0.080)
+        self.refused("train", *TINY, "--strategy", "dp:2", "--link", "50us",
+                     says=["--link", "cannot read the bandwidth of the link \"50us\"", "50us,1GB/s"])
+
     def test_change_mid_run(self):
         common = ("--microbatches", "4", "--iters", "8", "--dtype", "float64", "--devices", "2")
         plain = self.train(*common, "--strategy", "dp:2")

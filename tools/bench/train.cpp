@@ -82,6 +82,7 @@ Result<Measured> run_ours(const TrainBenchmark& b, const std::string& strategy) 
     arguments.insert(arguments.end(), {"--processes", std::to_string(b.processes)});
   const auto sizes = size_flags(b);
   arguments.insert(arguments.end(), sizes.begin(), sizes.end());
+  arguments.insert(arguments.end(), b.arguments.begin(), b.arguments.end());
   PIPER_CHECK_OK(run_self(arguments));
   PIPER_TRY(const auto json, report.read());
   Measured measured;

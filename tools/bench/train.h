@@ -15,8 +15,9 @@ struct TrainBenchmark {
   int64_t layers = 8, d_model = 256, heads = 8, seq = 128, batch = 16, microbatches = 8;
   std::string dtype = "float32";
   int64_t iterations = 12, warmup = 2, rounds = 3;
-  uint32_t processes = 1; ///< of ours; a peer always has one a device
-  bool limits = false;    ///< also measure what the machine would allow
+  uint32_t processes = 1;             ///< of ours; a peer always has one a device
+  bool limits = false;                ///< also measure what the machine would allow
+  std::vector<std::string> arguments; ///< further ones of `piper train`: ablations, a slow link
   /// Peer script and the Python that runs it; empty: no comparison. The script takes --strategy
   /// (single, ddp, fsdp2, gpipe, 1f1b, …), --world, --threads, the sizes above, --iters, --warmup,
   /// --quiet and --json FILE, into which it writes `tokens_per_s_median` and `losses`.

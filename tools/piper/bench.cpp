@@ -1,7 +1,10 @@
 #include "actors/executor/bench.h"
+#include "tools/bench/backward.h"
 #include "tools/bench/compile.h"
 #include "tools/bench/train.h"
 #include "tools/bench/transport.h"
+#include "tools/piper/ablations.h"
+#include "tools/piper/job.h"
 #include "tools/piper/table.h"
 #include "tools/piper/verbs.h"
 
@@ -31,7 +34,8 @@ std::string setup_python() {
 
 struct TrainBenchFlags {
   TrainBenchmark benchmark;
-  std::string against, peer_script, size = "full";
+  Ablations ablations;
+  std::string against, peer_script, size = "full", link, collective;
 };
 
 Result<void> run_train_bench(const CLI::App& verb, TrainBenchFlags& flags) {
@@ -48,6 +52,10 @@ Result<void> run_train_bench(const CLI::App& verb, TrainBenchFlags& flags) {
     set("--iters", b.iterations, 100);
     set("--warmup", b.warmup, 20);
   }
+  PIPER_CHECK_OK(check_collective(flags.collective));
+  b.arguments = flags.ablations.arguments();
+  if (!flags.link.empty())
+    b.arguments.insert(b.arguments.end(), {"--link", flags.link});
   if (b.warmup >= b.iterations)
     return user_error("no iteration is left after the warm-up", "--warmup");
   if (flags.against == "libtorch") {
@@ -87,6 +95,9 @@ void add_train_bench(CLI::App& bench, int& exit_code) {
   verb->add_option("--warmup", b.warmup, "Iterations that do not count");
   verb->add_option("--rounds", b.rounds, "Runs of each, in turn")->check(CLI::PositiveNumber);
   verb->add_option("--processes", b.processes, "Processes of ours")->check(CLI::PositiveNumber);
+  verb->add_option("--link", flags->link, "LATENCY,BANDWIDTH of a slow link, as in piper train");
+  flags->ablations.add_flags(*verb);
+  add_collective_flag(*verb, flags->collective);
   verb->add_flag("--limits", b.limits, "Also measure what the machine would allow");
   verb->add_option("--against", flags->against,
                    "Compare with pytorch, or on one device with the model written in libtorch")
@@ -134,6 +145,44 @@ void add_dispatch_bench(CLI::App& bench, int& exit_code) {
   });
 }
 
+struct BackwardBenchFlags {
+  Job job;
+  BackwardBenchmark benchmark;
+  int64_t milliseconds = 1000;
+};
+
+Result<void> run_backward_bench(const Registry& registry, CLI::App& verb,
+                                BackwardBenchFlags& flags) {
+  PIPER_CHECK_OK(flags.job.read_config(verb));
+  PIPER_TRY(const Model model, flags.job.build_model(registry));
+  if (flags.benchmark.rows > model.spec->batch)
+    return user_error(fmt::format("{} rows are more than the {} of the batch", flags.benchmark.rows,
+                                  model.spec->batch),
+                      "--rows");
+  flags.benchmark.time = std::chrono::milliseconds(flags.milliseconds);
+  return bench_backward(model, flags.benchmark);
+}
+
+void add_backward_bench(CLI::App& bench, const Registry& registry, int& exit_code) {
+  auto* verb = bench.add_subcommand("backward", "A backward in halves against a whole one");
+  auto flags = std::make_shared<BackwardBenchFlags>();
+  flags->job.add_model_flags(*verb);
+  const auto option = [&](const char* name, auto& target, const char* help) {
+    verb->add_option(name, target, help)
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str()
+        ->group("Benchmark");
+  };
+  option("--rows", flags->benchmark.rows, "Of the microbatch (default: the batch)");
+  option("--rounds", flags->benchmark.rounds, "Of which the median is taken");
+  option("--threads", flags->benchmark.threads, "Intra-op");
+  option("--time", flags->milliseconds, "Milliseconds of a round, about");
+  verb->callback([verb, flags, &registry, &exit_code] {
+    const auto result = run_backward_bench(registry, *verb, *flags);
+    exit_code = result.ok() ? kDone : fail(result.error());
+  });
+}
+
 void add_compile_bench(CLI::App& bench, int& exit_code) {
   auto* verb = bench.add_subcommand("compile", "What compiling costs, by the size of the graph");
   auto largest = std::make_shared<int64_t>(1'000'000);
@@ -148,10 +197,11 @@ void add_compile_bench(CLI::App& bench, int& exit_code) {
 
 } // namespace
 
-void add_bench(CLI::App& program, int& exit_code) {
+void add_bench(CLI::App& program, const Registry& registry, int& exit_code) {
   auto* verb = program.add_subcommand("bench", "Measure the runtime");
   verb->require_subcommand(1);
   add_dispatch_bench(*verb, exit_code);
+  add_backward_bench(*verb, registry, exit_code);
   add_compile_bench(*verb, exit_code);
   add_transport_bench(*verb, exit_code);
   add_train_bench(*verb, exit_code);

@@ -118,6 +118,7 @@ Result<Comparison> run_check(const Registry& registry, CLI::App& verb, CheckFlag
   flags.job.set_model_key("dtype", "float64");
   PIPER_TRY(Model model, flags.job.build_model(registry));
   PIPER_TRY(ir::Strategy strategy, flags.job.strategy());
+  PIPER_TRY(strategy, flags.job.balance(model, std::move(strategy)));
   PIPER_CHECK_OK(flags.job.settle_devices(model, {strategy}));
   PIPER_TRY(SessionOptions options, flags.job.session_options());
   PIPER_TRY(ir::Strategy single, reference_strategy(model, strategy, options.devices));

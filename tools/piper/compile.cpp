@@ -32,7 +32,8 @@ Result<void> run_compile(const Registry& registry, CLI::App& verb, CompileFlags&
                         "leave out --after, or emit the graph");
   }
   PIPER_TRY(const Model model, flags.job.build_model(registry));
-  PIPER_TRY(const ir::Strategy strategy, flags.job.strategy());
+  PIPER_TRY(ir::Strategy strategy, flags.job.strategy());
+  PIPER_TRY(strategy, flags.job.balance(model, std::move(strategy)));
   compiler::CompileOptions options;
   options.kind = flags.eval ? ir::PlanKind::Eval : ir::PlanKind::Train;
   options.devices = flags.job.devices;

@@ -1,6 +1,7 @@
 #include "tools/piper/job.h"
 
 #include "compiler/compile.h"
+#include "compiler/passes/expand_schedules.h"
 #include "compiler/strategies/schedule_table.h"
 
 #include <fmt/format.h>
@@ -142,6 +143,11 @@ void Job::add_strategy_flags(CLI::App& verb) {
                   "Of the whole batch, for named builders; also cuts a text's samples into parts")
       ->check(CLI::PositiveNumber)
       ->group("Strategy");
+  verb.add_option(
+          "--balance", balance_file_,
+          "Cost file of piper profile: the stages of named builders are to take alike by it "
+          "(default: by declared FLOPs)")
+      ->group("Strategy");
   verb.add_option("--devices", devices, "Devices of the job (default: those the strategy names)")
       ->check(CLI::PositiveNumber)
       ->group("Strategy");
@@ -184,6 +190,8 @@ void Job::add_session_flags(CLI::App& verb) {
   runtime(verb.add_option("--transport", transport_, "auto, loopback, shm or tcp")
               ->check(CLI::IsMember({"auto", "loopback", "shm", "tcp"}))
               ->capture_default_str());
+  runtime(verb.add_option("--link", link_,
+                          "LATENCY,BANDWIDTH of a slow link before every device: 50us,1GB/s"));
   runtime(verb.add_option("--deadline", deadline_seconds_, "Seconds that any wait may take")
               ->check(CLI::PositiveNumber)
               ->capture_default_str());
@@ -257,6 +265,18 @@ Result<ir::Strategy> read_strategy(const std::string& text, int64_t microbatches
   return strategy;
 }
 
+Result<ir::Strategy> Job::balance(const Model& model, ir::Strategy strategy) const {
+  if (balance_file_.empty())
+    return strategy;
+  std::ifstream file(balance_file_, std::ios::binary);
+  std::ostringstream text;
+  if (!(text << file.rdbuf()))
+    return user_error(fmt::format("cannot read {}", balance_file_), "--balance",
+                      "give the output of piper profile");
+  PIPER_TRY(const auto costs, compiler::CostModel::parse(text.str(), *model.spec, balance_file_));
+  return compiler::expand_schedules(*model.spec, strategy, &costs);
+}
+
 Result<void> Job::settle_devices(const Model& model, const std::vector<ir::Strategy>& strategies) {
   uint32_t named = 1;
   for (const auto& strategy : strategies) {
@@ -283,6 +303,12 @@ Result<SessionOptions> Job::session_options() const {
                       : transport_ == "shm"    ? TransportKind::UcxSharedMemory
                       : transport_ == "tcp"    ? TransportKind::UcxTcp
                                                : TransportKind::Auto;
+  if (!link_.empty()) {
+    auto link = transport::parse_link(link_);
+    if (!link.ok())
+      return user_error(link.error().message, "--link", link.error().hint);
+    options.link = *link;
+  }
   options.deadline = std::chrono::milliseconds(static_cast<int64_t>(deadline_seconds_ * 1000));
   if (processes + session_.workers > devices)
     return user_error(

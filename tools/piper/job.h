@@ -45,6 +45,8 @@ public:
   Result<ir::Strategy> other_strategy(const std::string& text, const std::string& flag) const {
     return read_strategy(text, microbatches_, flag);
   }
+  /// With the stages of its pipelines balanced by `--balance`; as it is without that flag.
+  Result<ir::Strategy> balance(const Model& model, ir::Strategy strategy) const;
   /// Compiles each of the strategies, so that one that does not fit the model is told at once, and
   /// sets `devices` to what they need if the flags left it open.
   Result<void> settle_devices(const Model& model, const std::vector<ir::Strategy>& strategies);
@@ -61,10 +63,10 @@ private:
 
   nlohmann::json config_ = nlohmann::json::object();
   std::string config_file_;
-  std::string strategy_;
+  std::string strategy_, balance_file_;
   int64_t microbatches_ = 0;
   uint64_t seed_ = 1;
-  std::string optimizer_ = "adamw", transport_ = "auto";
+  std::string optimizer_ = "adamw", transport_ = "auto", link_;
   SessionOptions session_;
   double deadline_seconds_ = 60;
 };

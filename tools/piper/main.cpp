@@ -25,7 +25,7 @@ int main(int argc, char** argv, const Registry& registry) {
   cli::add_check(program, registry, exit_code);
   cli::add_ctl(program, exit_code);
   cli::add_worker(program, registry, exit_code);
-  cli::add_bench(program, exit_code);
+  cli::add_bench(program, registry, exit_code);
   cli::add_simulate(program, registry, exit_code);
   cli::add_profile(program, registry, exit_code);
   try {

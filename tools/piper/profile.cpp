@@ -156,7 +156,8 @@ Result<void> run_profile(const Registry& registry, CLI::App& verb, ProfileFlags&
     PIPER_TRY(between, measure_transport(transport::UcxMode::SharedMemory, kTimePerLinkRow));
   }
   PIPER_TRY(const Model model, flags.job.build_model(registry));
-  PIPER_TRY(const ir::Strategy strategy, flags.job.strategy());
+  PIPER_TRY(ir::Strategy strategy, flags.job.strategy());
+  PIPER_TRY(strategy, flags.job.balance(model, std::move(strategy)));
   compiler::CompileOptions compile_options;
   compile_options.devices = flags.job.devices;
   PIPER_TRY(const auto compiled, compiler::compile(model.spec, strategy, compile_options));

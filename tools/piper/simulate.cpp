@@ -1,6 +1,7 @@
 #include "compiler/compile.h"
 #include "compiler/simulate/ablate.h"
 #include "compiler/simulate/render.h"
+#include "tools/piper/ablations.h"
 #include "tools/piper/job.h"
 #include "tools/piper/numbers.h"
 #include "tools/piper/table.h"
@@ -30,10 +31,10 @@ constexpr size_t kShownDevices = 16;
 
 struct SimulateFlags {
   Job job;
+  Ablations ablations;
   std::string costs_file, cluster_file, collectives;
   std::string svg_file, trace_file, json_file;
   bool timeline = false, every_device = false, statistics = false;
-  bool no_overlap = false, no_bucketing = false, no_fusion = false;
   int width = 0;
 };
 
@@ -95,13 +96,7 @@ Result<compiler::Cluster> read_cluster(const SimulateFlags& flags, const std::st
 Result<Simulated> run_simulation(const SimulateFlags& flags, ir::Strategy strategy,
                                  const std::shared_ptr<const ir::ModelSpec>& spec) {
   const ir::ModelSpec& model = *spec;
-  if (flags.no_fusion) {
-    PIPER_TRY(strategy, compiler::without_fusion(model, strategy));
-  }
-  if (flags.no_bucketing) {
-    PIPER_TRY(strategy, compiler::without_bucketing(model, strategy));
-  }
-
+  PIPER_TRY(strategy, flags.ablations.apply(model, std::move(strategy)));
   Simulated result;
   compiler::CompileOptions options;
   options.devices = flags.job.devices;
@@ -111,7 +106,7 @@ Result<Simulated> run_simulation(const SimulateFlags& flags, ir::Strategy strate
   result.compile_seconds = seconds_since(start);
   result.peak_of_program = peak_of_program();
   result.compiler_bytes = result.peak_of_program - before;
-  if (flags.no_overlap)
+  if (flags.ablations.no_overlap)
     result.compiled.plans = compiler::without_overlap(std::move(result.compiled.plans));
 
   std::string text;
@@ -249,7 +244,8 @@ int terminal_width() {
 Result<void> run_simulate(const Registry& registry, CLI::App& verb, SimulateFlags& flags) {
   PIPER_CHECK_OK(flags.job.read_config(verb));
   PIPER_TRY(const Model model, flags.job.build_model(registry));
-  PIPER_TRY(const ir::Strategy strategy, flags.job.strategy());
+  PIPER_TRY(ir::Strategy strategy, flags.job.strategy());
+  PIPER_TRY(strategy, flags.job.balance(model, std::move(strategy)));
   PIPER_TRY(const Simulated its, run_simulation(flags, strategy, model.spec));
   print_report(its, strategy.name);
   if (flags.statistics)
@@ -287,15 +283,13 @@ void add_simulate(CLI::App& program, const Registry& registry, int& exit_code) {
   option("--cluster", flags->cluster_file,
          "JSON of devices and links (default: the cost file's, else nodes of 8 devices)",
          "Machine");
-  option("--collectives", flags->collectives,
+  option("--collective,--collectives", flags->collectives,
          "direct, ring, halving, hierarchical or auto (default: the cluster's)", "Machine")
       ->check(CLI::IsMember({"direct", "ring", "halving", "hierarchical", "auto"}));
   const auto flag = [&](const char* name, bool& target, const char* help, const char* group) {
     verb->add_flag(name, target, help)->group(group);
   };
-  flag("--no-overlap", flags->no_overlap, "Everything of a device on one stream", "Ablations");
-  flag("--no-bucketing", flags->no_bucketing, "A reduction for each segment", "Ablations");
-  flag("--no-fusion", flags->no_fusion, "An instruction for each call", "Ablations");
+  flags->ablations.add_flags(*verb);
   flag("--timeline", flags->timeline, "Draw what each stream does", "Output");
   option("--width", flags->width, "Columns of the timeline (default: the terminal's)", "Output")
       ->check(CLI::PositiveNumber);

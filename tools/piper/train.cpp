@@ -1,3 +1,4 @@
+#include "tools/piper/ablations.h"
 #include "tools/piper/console.h"
 #include "tools/piper/job.h"
 #include "tools/piper/processes.h"
@@ -59,6 +60,8 @@ Result<PlannedChange> parse_change(const Job& job, const std::string& text) {
 
 struct TrainFlags {
   Job job;
+  Ablations ablations;
+  std::string collective;
   int64_t iterations = 10;
   std::vector<std::string> at;
   std::string report_file, control;
@@ -118,10 +121,15 @@ Result<void> train(Session& session, const TrainFlags& flags,
 Result<void> run_train(const Registry& registry, CLI::App& verb, TrainFlags& flags) {
   PIPER_CHECK_OK(flags.job.read_config(verb));
   PIPER_TRY(Model model, flags.job.build_model(registry));
+  PIPER_CHECK_OK(check_collective(flags.collective));
   PIPER_TRY(ir::Strategy strategy, flags.job.strategy());
+  PIPER_TRY(strategy, flags.job.balance(model, std::move(strategy)));
+  PIPER_TRY(strategy, flags.ablations.apply(*model.spec, std::move(strategy)));
   std::vector<PlannedChange> changes;
   for (const auto& text : flags.at) {
     PIPER_TRY(PlannedChange change, parse_change(flags.job, text));
+    PIPER_TRY(change.strategy, flags.job.balance(model, std::move(change.strategy)));
+    PIPER_TRY(change.strategy, flags.ablations.apply(*model.spec, std::move(change.strategy)));
     if (change.iteration >= flags.iterations)
       return user_error(fmt::format("iteration {} of \"{}\" is not reached in {} iterations",
                                     change.iteration, text, flags.iterations),
@@ -138,6 +146,7 @@ Result<void> run_train(const Registry& registry, CLI::App& verb, TrainFlags& fla
   PIPER_CHECK_OK(flags.job.settle_devices(model, all));
   PIPER_TRY(SessionOptions options, flags.job.session_options());
   options.control = flags.control;
+  options.overlap = !flags.ablations.no_overlap;
 
   Console console(flags.verbose);
   options.log = console.log_sink();
@@ -168,6 +177,8 @@ void add_train(CLI::App& program, const Registry& registry, int& exit_code) {
   flags->job.add_model_flags(*verb);
   flags->job.add_strategy_flags(*verb);
   flags->job.add_session_flags(*verb);
+  flags->ablations.add_flags(*verb);
+  add_collective_flag(*verb, flags->collective);
   verb->add_option("--at", flags->at,
                    "ITER=STRATEGY: change the strategy right before this iteration; repeatable")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)

@@ -18,7 +18,7 @@ void add_compile(CLI::App& program, const Registry& registry, int& exit_code);
 void add_check(CLI::App& program, const Registry& registry, int& exit_code);
 void add_ctl(CLI::App& program, int& exit_code);
 void add_worker(CLI::App& program, const Registry& registry, int& exit_code);
-void add_bench(CLI::App& program, int& exit_code);
+void add_bench(CLI::App& program, const Registry& registry, int& exit_code);
 void add_simulate(CLI::App& program, const Registry& registry, int& exit_code);
 void add_profile(CLI::App& program, const Registry& registry, int& exit_code);
 
