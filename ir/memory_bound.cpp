@@ -287,14 +287,18 @@ private:
     auto instruction = [&](size_t k) -> const Instruction& {
       return joint_.instruction(order_[backwards ? order_.size() - 1 - k : k]);
     };
+    auto team = [&](size_t k) {
+      const DeviceIndex device =
+          joint_.devices[joint_.index_of(order_[backwards ? order_.size() - 1 - k : k])];
+      return joint_.set.team_of(instruction(k), joint_.set.rank_in(instruction(k).group, device));
+    };
     const Instruction& each = instruction(done);
     if (is_transfer(each.op))
       return 2;
     size_t length = 1;
     if (is_collective(each.op))
       while (done + length < order_.size() && is_collective(instruction(done + length).op) &&
-             instruction(done + length).group == each.group &&
-             instruction(done + length).edge == each.edge)
+             instruction(done + length).edge == each.edge && team(done + length) == team(done))
         ++length;
     return length;
   }

@@ -1,21 +1,14 @@
 #include "actors/executor/instructions.h"
+#include "actors/executor/payload.h"
+#include "compiler/frontend/dtypes.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <cstring>
 #include <numeric>
 
 namespace piper::executor {
 namespace {
-
-void release_tensor(void* token) {
-  delete static_cast<at::Tensor*>(token);
-}
-
-transport::Payload payload_of(const at::Tensor& owner, void* data, size_t bytes) {
-  return {data, bytes, new at::Tensor(owner), &release_tensor};
-}
 
 /// Puts consecutive runs of rows where they belong in a tensor.
 class ScatterSink final : public transport::Sink {
@@ -51,14 +44,7 @@ private:
 };
 
 ir::DType dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-  case at::kFloat:
-    return ir::DType::F32;
-  case at::kDouble:
-    return ir::DType::F64;
-  default:
-    return ir::DType::I64;
-  }
+  return to_dtype(tensor.scalar_type()).value(); // of a value of the model
 }
 
 /// [B, T, …] as [ways, B, T / ways, …]: one range a rank, in memory of its own.

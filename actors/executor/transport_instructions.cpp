@@ -1,24 +1,13 @@
 #include "actors/executor/instructions.h"
+#include "actors/executor/payload.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <cmath>
 #include <cstring>
 
 namespace piper::executor {
 namespace {
-
-using TensorPtr = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
-void release_tensor(void* token) {
-  TensorPtr::reclaim(static_cast<c10::TensorImpl*>(token));
-}
-
-/// A payload over `data`, which `owner` keeps alive.
-transport::Payload payload_of(at::Tensor owner, void* data, size_t bytes) {
-  return {data, bytes, std::move(owner).unsafeReleaseTensorImpl(), &release_tensor};
-}
 
 /// Receives a tensor: allocates it, or takes over the sender's.
 class TensorSink final : public transport::Sink {
@@ -30,8 +19,7 @@ public:
     return instruction_.target->mutable_data_ptr();
   }
   void adopt(transport::Payload payload) override {
-    auto sent = TensorPtr::reclaim(static_cast<c10::TensorImpl*>(payload.take_token()));
-    *instruction_.target = take_over(at::Tensor(std::move(sent)), *instruction_.holder);
+    *instruction_.target = take_over(owner_of(std::move(payload)), *instruction_.holder);
   }
 
 private:

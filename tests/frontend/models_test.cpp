@@ -161,21 +161,55 @@ TEST_CASE("llama's calls are cut where parallel parts meet") {
         2 * 4 * (16 * 16 + 8 * 16 + 8 * 16 + 16 * 16) + 2 * 4 * 4 * 16);
 }
 
+TEST_CASE("moe says how its calls are cut") {
+  Model model = built(make_moe(R"({"layers": 1, "d_model": 16, "heads": 4, "kv_heads": 2,
+      "experts": 4, "top_k": 2, "d_ff": 12, "seq": 8, "batch": 2})"));
+  const ir::ModelSpec& spec = *model.spec;
+  const ir::ModelCall& experts = spec.call(spec.find_call("experts0"));
+  CHECK(experts.cut == ir::Cut::Experts);
+  CHECK(experts.pieces == 4);
+  CHECK(spec.value(experts.counts).name == "route0.1");
+  CHECK(spec.value(experts.counts).type.to_string() == "i64[1,4]");
+  CHECK(spec.value(spec.find_value("experts0")).type.to_string() == "f32[16*B,16]");
+  CHECK(spec.param(spec.find_param("layers.0.w_gate")).cut);
+  const ir::ModelCall& attention = spec.call(spec.find_call("attn0"));
+  CHECK(attention.cut == ir::Cut::Tensor);
+  CHECK(spec.param(spec.find_param("layers.0.wq")).cut);
+  CHECK_FALSE(spec.param(spec.find_param("layers.0.q_norm")).cut);
+  CHECK(spec.call(spec.find_call("norm1.0")).cut == ir::Cut::Tokens);
+  CHECK(spec.call(spec.find_call("route0")).cut == ir::Cut::None);
+}
+
 TEST_CASE("losses and initial weights equal PyTorch's") {
   const bool tied = GENERATE(false, true);
-  const bool is_llama = GENERATE(false, true);
-  CAPTURE(is_llama, tied);
+  const std::string kind = GENERATE("gpt", "llama", "moe");
+  if (kind == "moe" && tied)
+    return; // it cannot be
+  CAPTURE(kind, tied);
   constexpr int kIterations = 10, kParts = 2, kSeed = 3;
-  const std::string sizes = is_llama ? "llama.py 2 16 4 2 24" : "gpt.py 2 16 2";
+  const std::string sizes = kind == "gpt"     ? "gpt.py 2 16 2"
+                            : kind == "llama" ? "llama.py 2 16 4 2 24"
+                                              : "moe.py 2 16 4 2 4 2 12";
   auto reference = nlohmann::json::parse(output_of(
       fmt::format("{} {}/tests/frontend/reference_{} 8 4 {} {} {} {} {}", PIPER_PYTHON,
                   PIPER_SOURCE_DIR, sizes, kParts, tied ? 1 : 0, kIterations, kSeed, kLicenses)));
-  nlohmann::json config{{"layers", 2},   {"d_model", 16},      {"heads", is_llama ? 4 : 2},
-                        {"seq", 8},      {"batch", 4},         {"tied", tied},
-                        {"seed", kSeed}, {"dtype", "float64"}, {"sample_microbatches", kParts}};
-  if (is_llama)
+  nlohmann::json config{{"layers", 2},
+                        {"d_model", 16},
+                        {"heads", kind == "gpt" ? 2 : 4},
+                        {"seq", 8},
+                        {"batch", 4},
+                        {"seed", kSeed},
+                        {"dtype", "float64"},
+                        {"sample_microbatches", kParts}};
+  if (kind != "moe")
+    config["tied"] = tied;
+  if (kind == "llama")
     config.update({{"kv_heads", 2}, {"d_ff", 24}});
-  Model model = built((is_llama ? make_llama : make_gpt)(config.dump()));
+  if (kind == "moe")
+    config.update({{"kv_heads", 2}, {"experts", 4}, {"top_k", 2}, {"d_ff", 12}});
+  Model model = built((kind == "gpt"     ? make_gpt
+                       : kind == "llama" ? make_llama
+                                         : make_moe)(config.dump()));
   at::set_num_threads(1);
   testing::ReferenceTrainer trainer(model, kSeed, {}, kParts);
 
@@ -332,6 +366,7 @@ TEST_CASE("configurations that are refused") {
   CHECK(refused(make_llama(R"({"kv_heads": 3})")).message == "8 heads do not share 3 kv_heads");
   CHECK(refused(make_llama(R"({"kv_heads": 0})")).message == "kv_heads is 0");
   CHECK(refused(make_llama(R"({"rope_theta": "big"})")).hint == "it must be a number");
+  CHECK(refused(make_moe(R"({"experts": 2, "top_k": 3})")).message == "top_k is 3 of 2 experts");
   CHECK(refused(make_gpt(R"({"seq": 0})")).message == "seq is 0");
   CHECK(refused(make_mlp(R"({"layers": 0})")).message == "layers is 0");
 }

@@ -79,6 +79,7 @@ def train(make_model, parts, batch, seq, iterations, seed, text):
         for part in range(parts):
             tokens, targets = windows(text, seed, iteration, part, batch // parts, seq)
             loss = functional.cross_entropy(model(tokens).view(-1, VOCAB), targets.reshape(-1))
+            loss = loss + getattr(model, "penalty", 0.0)  # that the forward left, if any
             (loss / parts).backward()
             total += loss.item()
         losses.append(total / parts)
