@@ -73,8 +73,8 @@ Result<void> SumOrGatherInstruction::transfer() {
   const auto count = [](const at::Tensor& tensor) { return static_cast<size_t>(tensor.numel()); };
   switch (move) {
   case ir::Move::AllReduce: {
-    // In place where nobody reads the summand any more.
-    at::Tensor sum = last_use && source->is_contiguous() && source->use_count() == 1
+    // In place where nothing else has its memory: autograd may have saved it under another name.
+    at::Tensor sum = last_use && source->is_contiguous() && source->storage().use_count() == 1
                          ? std::move(*source)
                          : source->clone(at::MemoryFormat::Contiguous);
     PIPER_CHECK_OK(state->endpoint.all_reduce(block, key, sum.mutable_data_ptr(), count(sum),

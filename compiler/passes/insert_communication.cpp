@@ -42,7 +42,7 @@ public:
             counts_at_[{ref.subject, ref.microbatch}] = ref.at;
       }
     for (auto& [self, at] : reads_)
-      at = with_layout(self, reads(graph_.groups[self.value].layout));
+      at = with_layout(graph_, self, reads(graph_.groups[self.value].layout));
   }
 
   Graph run() {
@@ -79,11 +79,6 @@ private:
   const Group& group(GroupId id) const { return graph_.groups[id.value]; }
   const std::vector<DeviceIndex>& devices(GroupId id) const { return group(id).devices; }
   GroupId whole(GroupId id) { return intern_group(graph_, group(id).whole()); }
-  GroupId with_layout(GroupId id, Layout layout) {
-    Group other = group(id);
-    other.layout = layout;
-    return intern_group(graph_, std::move(other));
-  }
 
   /// The value at `to`, moved there step by step: to a layout in which it can travel, to the other
   /// devices, and to the layout that is wanted.
@@ -95,8 +90,8 @@ private:
       const bool in_pieces =
           group(to).layout == Layout::Tokens || group(value.at).layout == Layout::Tokens;
       const Layout layout = in_pieces ? Layout::Tokens : Layout::Whole;
-      const GroupId here = with_layout(whole(value.at), layout);
-      const GroupId there = with_layout(whole(to), layout);
+      const GroupId here = with_layout(graph_, whole(value.at), layout);
+      const GroupId there = with_layout(graph_, whole(to), layout);
       return bring(move(bring(value, here), there), to);
     }
     if (!move_between(group(value.at), group(to)))

@@ -126,6 +126,12 @@ GroupId find_group(const Graph& graph, const Group& group) {
   return found == graph.groups.end() ? GroupId() : GroupId(found - graph.groups.begin());
 }
 
+GroupId with_layout(Graph& graph, GroupId id, Layout layout) {
+  Group group = graph.groups[id.value];
+  group.layout = layout;
+  return intern_group(graph, std::move(group));
+}
+
 GroupId intern_group(Graph& graph, Group group) {
   if (const GroupId known = find_group(graph, group))
     return known;

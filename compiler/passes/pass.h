@@ -49,6 +49,8 @@ Result<std::vector<ir::CallId>> select_calls(const ir::Graph& graph, size_t dire
 ir::GroupId find_group(const ir::Graph& graph, const ir::Group& group);
 /// The same, added if it is new.
 ir::GroupId intern_group(ir::Graph& graph, ir::Group group);
+/// The group of the same blocks with another layout, added if it is new.
+ir::GroupId with_layout(ir::Graph& graph, ir::GroupId id, ir::Layout layout);
 
 /// Whether the filter has a term on this tag.
 const ir::TagMatch* find_term(const ir::Filter& filter, const std::string& tag);

@@ -253,13 +253,6 @@ Result<ByCall<Placement>> read_directives(const CompileOptions& options, const G
   return placements;
 }
 
-/// The group of the same blocks with another layout, added if it is new.
-GroupId with_layout(Graph& graph, GroupId id, Layout layout) {
-  Group group = graph.groups[id.value];
-  group.layout = layout;
-  return intern_group(graph, std::move(group));
-}
-
 /// The groups of a call's node, of what it reads and of what it makes.
 struct Homes {
   GroupId self, reads, makes;

@@ -1,5 +1,6 @@
 #include "examples/models/decoder.h"
 
+#include <fmt/format.h>
 #include <torch/torch.h>
 
 namespace piper::models {
@@ -68,6 +69,30 @@ at::Tensor Attention::forward(const at::Tensor& x) {
 
 at::Tensor add(const at::Tensor& x, const at::Tensor& y) {
   return x + y;
+}
+
+Result<void> check_heads(const std::string& model, int64_t d_model, int64_t heads,
+                         int64_t kv_heads) {
+  if (d_model % (2 * heads) != 0)
+    return user_error(fmt::format("d_model {} does not split to {} heads", d_model, heads), model,
+                      "d_model must be an even multiple of heads: elements rotate in pairs");
+  if (heads % kv_heads != 0)
+    return user_error(fmt::format("{} heads do not share {} kv_heads", heads, kv_heads), model,
+                      "heads must be a multiple of kv_heads");
+  return {};
+}
+
+double attention_flops(int64_t seq, int64_t d_model, int64_t heads, int64_t kv_heads) {
+  const int64_t head_size = d_model / heads;
+  return 4.0 * seq * d_model * head_size * (heads + kv_heads) + 2.0 * seq * seq * d_model;
+}
+
+bool initialize_decoder(const std::string& name, at::Tensor& tensor, uint64_t seed) {
+  if (tensor.dim() == 1)
+    tensor.fill_(1);
+  else
+    fill_uniform(name, tensor, seed, 0.02);
+  return true;
 }
 
 } // namespace piper::models

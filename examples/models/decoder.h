@@ -48,4 +48,14 @@ struct Attention : torch::nn::Module {
 
 at::Tensor add(const at::Tensor& x, const at::Tensor& y); ///< of the residual
 
+/// A User error of `model` for heads that don't fit: d_model is an even multiple of them, and they
+/// are a multiple of kv_heads.
+Result<void> check_heads(const std::string& model, int64_t d_model, int64_t heads,
+                         int64_t kv_heads);
+/// Multiplications and additions of a row: of the projections, and of the half of the attention
+/// matrix that the causal mask leaves.
+double attention_flops(int64_t seq, int64_t d_model, int64_t heads, int64_t kv_heads);
+/// Norms 1, matrices uniform with deviation 0.02: an Initializer.
+bool initialize_decoder(const std::string& name, at::Tensor& tensor, uint64_t seed);
+
 } // namespace piper::models

@@ -22,14 +22,6 @@ struct Mlp : torch::nn::Module {
   at::Tensor w_gate, w_up, w_down;
 };
 
-bool initialize(const std::string& name, at::Tensor& tensor, uint64_t seed) {
-  if (tensor.dim() == 1)
-    tensor.fill_(1);
-  else
-    fill_uniform(name, tensor, seed, 0.02);
-  return true;
-}
-
 int64_t hidden_units(const LlamaConfig& c) {
   return c.d_ff > 0 ? c.d_ff : (c.d_model + 2) / 3 * 8;
 }
@@ -45,23 +37,12 @@ Result<void> check(const LlamaConfig& c) {
                                        {"seq", c.seq},
                                        {"batch", c.batch},
                                        {"vocab", c.vocab}}));
-  if (c.d_model % (2 * c.heads) != 0)
-    return user_error(fmt::format("d_model {} does not split to {} heads", c.d_model, c.heads),
-                      "llama",
-                      "d_model must be an even multiple of heads: elements rotate in pairs");
-  if (c.heads % c.kv_heads != 0)
-    return user_error(fmt::format("{} heads do not share {} kv_heads", c.heads, c.kv_heads),
-                      "llama", "heads must be a multiple of kv_heads");
-  return {};
+  return check_heads("llama", c.d_model, c.heads, c.kv_heads);
 }
 
 Result<Model> llama(const LlamaConfig& c, DataSource data) {
   PIPER_CHECK_OK(check(c));
   const int64_t head_size = c.d_model / c.heads, d_ff = hidden_units(c);
-  // Multiplications and additions of a row: of the projections, and of the half of the attention
-  // matrix that the causal mask leaves.
-  const double attention_flops = 4.0 * c.seq * c.d_model * head_size * (c.heads + c.kv_heads) +
-                                 2.0 * c.seq * c.seq * c.d_model;
 
   const Rotation rotation(c.seq, head_size, c.rope_theta, c.dtype);
   ModelBuilder b("llama");
@@ -83,7 +64,7 @@ Result<Model> llama(const LlamaConfig& c, DataSource data) {
     Value y = b.call(
         {.name = fmt::format("attn{}", i),
          .prefix = prefix,
-         .flops_per_row = attention_flops,
+         .flops_per_row = attention_flops(c.seq, c.d_model, c.heads, c.kv_heads),
          .cut = {ir::Cut::Tensor, c.kv_heads}},
         [c, head_size, rotation](Piece piece) {
           return std::make_shared<Attention>(c.d_model, c.heads / piece.count,
@@ -104,7 +85,7 @@ Result<Model> llama(const LlamaConfig& c, DataSource data) {
   if (c.tied)
     b.tie("head.weight", "tok.weight");
   PIPER_TRY(Model model, b.loss(x, targets));
-  model.initializer = initialize;
+  model.initializer = initialize_decoder;
   model.data = std::move(data);
   return model;
 }

@@ -71,14 +71,6 @@ at::Tensor combine(const at::Tensor& x, const at::Tensor& rows, const at::Tensor
   return x + (copies * weights.unsqueeze(-1)).sum(2);
 }
 
-bool initialize(const std::string& name, at::Tensor& tensor, uint64_t seed) {
-  if (tensor.dim() == 1)
-    tensor.fill_(1);
-  else
-    fill_uniform(name, tensor, seed, 0.02);
-  return true;
-}
-
 } // namespace
 
 Result<void> check(const MoeConfig& c) {
@@ -92,12 +84,7 @@ Result<void> check(const MoeConfig& c) {
                                      {"seq", c.seq},
                                      {"batch", c.batch},
                                      {"vocab", c.vocab}}));
-  if (c.d_model % (2 * c.heads) != 0)
-    return user_error(fmt::format("d_model {} does not split to {} heads", c.d_model, c.heads),
-                      "moe", "d_model must be an even multiple of heads: elements rotate in pairs");
-  if (c.heads % c.kv_heads != 0)
-    return user_error(fmt::format("{} heads do not share {} kv_heads", c.heads, c.kv_heads), "moe",
-                      "heads must be a multiple of kv_heads");
+  PIPER_CHECK_OK(check_heads("moe", c.d_model, c.heads, c.kv_heads));
   if (c.top_k > c.experts)
     return user_error(fmt::format("top_k is {} of {} experts", c.top_k, c.experts), "moe",
                       "a token goes to at most all experts");
@@ -107,8 +94,6 @@ Result<void> check(const MoeConfig& c) {
 Result<Model> moe(const MoeConfig& c, DataSource data) {
   PIPER_CHECK_OK(check(c));
   const int64_t head_size = c.d_model / c.heads;
-  const double attention_flops = 4.0 * c.seq * c.d_model * head_size * (c.heads + c.kv_heads) +
-                                 2.0 * c.seq * c.seq * c.d_model;
   const double expert_flops = 6.0 * c.seq * c.top_k * c.d_model * c.d_ff;
 
   const Rotation rotation(c.seq, head_size, c.rope_theta, c.dtype);
@@ -132,7 +117,7 @@ Result<Model> moe(const MoeConfig& c, DataSource data) {
     Value y = b.call(
         {.name = fmt::format("attn{}", i),
          .prefix = prefix,
-         .flops_per_row = attention_flops,
+         .flops_per_row = attention_flops(c.seq, c.d_model, c.heads, c.kv_heads),
          .cut = {ir::Cut::Tensor, c.kv_heads}},
         [c, head_size, rotation](Piece piece) {
           return std::make_shared<Attention>(c.d_model, c.heads / piece.count,
@@ -174,7 +159,7 @@ Result<Model> moe(const MoeConfig& c, DataSource data) {
       },
       x, targets, balance);
   PIPER_TRY(Model model, b.loss(loss));
-  model.initializer = initialize;
+  model.initializer = initialize_decoder;
   model.data = std::move(data);
   return model;
 }

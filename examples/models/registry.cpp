@@ -146,6 +146,21 @@ Keys& add_text(Keys& keys, TextConfig* text) {
       .add("holdout", &text->holdout);
 }
 
+/// What a decoder's sizes are, of the Llama family.
+template <class Config> Keys& add_decoder(Keys& keys, Config* c) {
+  return keys.add("layers", &c->layers)
+      .add("d_model", &c->d_model)
+      .add("heads", &c->heads)
+      .add("kv_heads", &c->kv_heads)
+      .add("d_ff", &c->d_ff)
+      .add("seq", &c->seq)
+      .add("batch", &c->batch)
+      .add("vocab", &c->vocab)
+      .add("rope_theta", &c->rope_theta)
+      .add("norm_eps", &c->norm_eps)
+      .add("dtype", &c->dtype);
+}
+
 /// Samples that fit the model.
 template <class Config> Result<DataSource> text_for(const Config& c, TextConfig text) {
   text.seq = c.seq;
@@ -254,18 +269,7 @@ Result<Model> make_llama(const std::string& config_json) {
   LlamaConfig c;
   TextConfig text;
   Keys keys("llama");
-  keys.add("layers", &c.layers)
-      .add("d_model", &c.d_model)
-      .add("heads", &c.heads)
-      .add("kv_heads", &c.kv_heads)
-      .add("d_ff", &c.d_ff)
-      .add("seq", &c.seq)
-      .add("batch", &c.batch)
-      .add("vocab", &c.vocab)
-      .add("rope_theta", &c.rope_theta)
-      .add("norm_eps", &c.norm_eps)
-      .add("tied", &c.tied)
-      .add("dtype", &c.dtype);
+  add_decoder(keys, &c).add("tied", &c.tied);
   PIPER_CHECK_OK(add_text(keys, &text).read(config_json));
   PIPER_CHECK_OK(check(c));
   PIPER_TRY(DataSource data, text_for(c, text));
@@ -276,20 +280,10 @@ Result<Model> make_moe(const std::string& config_json) {
   MoeConfig c;
   TextConfig text;
   Keys keys("moe");
-  keys.add("layers", &c.layers)
-      .add("d_model", &c.d_model)
-      .add("heads", &c.heads)
-      .add("kv_heads", &c.kv_heads)
+  add_decoder(keys, &c)
       .add("experts", &c.experts)
       .add("top_k", &c.top_k)
-      .add("d_ff", &c.d_ff)
-      .add("seq", &c.seq)
-      .add("batch", &c.batch)
-      .add("vocab", &c.vocab)
-      .add("rope_theta", &c.rope_theta)
-      .add("norm_eps", &c.norm_eps)
-      .add("balance_weight", &c.balance_weight)
-      .add("dtype", &c.dtype);
+      .add("balance_weight", &c.balance_weight);
   PIPER_CHECK_OK(add_text(keys, &text).read(config_json));
   PIPER_CHECK_OK(check(c));
   PIPER_TRY(DataSource data, text_for(c, text));
