@@ -40,17 +40,18 @@ void add_fragments(const ir::PlanSet& plans, CompileReport& report,
 
 Result<ir::PlanSet> compile_plans(std::shared_ptr<const ir::ModelSpec> model,
                                   const StrategyText& text, Epoch epoch, const ir::PlanSet* from,
-                                  const std::vector<ir::StateKind>& kinds, bool overlap,
-                                  CompileReport& report) {
+                                  const CompileTarget& target, CompileReport& report) {
   PIPER_TRY(ir::Strategy strategy, text.parse());
   compiler::CompileOptions options;
   options.epoch = epoch;
-  options.devices = static_cast<uint32_t>(report.plans.size());
+  options.devices = target.devices;
   options.kind = ir::PlanKind::Train;
+  options.memory_cap = target.memory_cap;
+  options.optimizer = target.kinds;
   PIPER_TRY(compiler::Compiled train, compiler::compile(model, strategy, options));
   options.kind = ir::PlanKind::Eval;
   PIPER_TRY(compiler::Compiled eval, compiler::compile(model, strategy, options));
-  if (!overlap)
+  if (!target.overlap)
     for (ir::PlanSet* plans : {&train.plans, &eval.plans})
       *plans = compiler::without_overlap(std::move(*plans));
   std::set<ir::Fingerprint> known;
@@ -58,7 +59,7 @@ Result<ir::PlanSet> compile_plans(std::shared_ptr<const ir::ModelSpec> model,
   add_fragments(eval.plans, report, known);
   if (from) {
     PIPER_TRY(ir::PlanSet migration,
-              compiler::compile_migration(*from, train.plans, *model, kinds));
+              compiler::compile_migration(*from, train.plans, *model, target.kinds));
     add_fragments(migration, report, known);
   }
   report.summary.strategy = text.name;
@@ -74,14 +75,12 @@ Result<ir::PlanSet> compile_plans(std::shared_ptr<const ir::ModelSpec> model,
 
 CompiledEpoch compile_epoch(std::shared_ptr<const ir::ModelSpec> model,
                             const StrategyText& strategy, Epoch epoch, const ir::PlanSet* from,
-                            uint32_t devices, const std::vector<ir::StateKind>& kinds,
-                            bool overlap) {
+                            const CompileTarget& target) {
   const auto begun = std::chrono::steady_clock::now();
   CompiledEpoch compiled;
   compiled.report.epoch = epoch;
-  compiled.report.plans.resize(devices);
-  auto train =
-      compile_plans(std::move(model), strategy, epoch, from, kinds, overlap, compiled.report);
+  compiled.report.plans.resize(target.devices);
+  auto train = compile_plans(std::move(model), strategy, epoch, from, target, compiled.report);
   if (train.ok()) {
     compiled.train = *std::move(train);
   } else {

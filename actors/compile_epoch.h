@@ -15,12 +15,18 @@ struct CompiledEpoch {
   ir::PlanSet train; ///< for the migration from it
 };
 
+/// What a session's epochs are compiled for.
+struct CompileTarget {
+  uint32_t devices = 0;
+  std::vector<ir::StateKind> kinds; ///< the arrays that the optimizer keeps, which move
+  int64_t memory_cap = 0; ///< bytes of a device; plans that may take more are refused. 0: no cap
+  bool overlap = true;    ///< false: every device does one thing at a time (simulate/ablate.h)
+};
+
 /// Compiles `strategy` for training and evaluation, and the migration from `from` (null: there is
-/// no state yet). `kinds` are the arrays that move. Without `overlap` every device does one thing
-/// at a time (compiler/simulate/ablate.h). Errors are in the report.
+/// no state yet). Errors are in the report.
 CompiledEpoch compile_epoch(std::shared_ptr<const ir::ModelSpec> model,
                             const StrategyText& strategy, Epoch epoch, const ir::PlanSet* from,
-                            uint32_t devices, const std::vector<ir::StateKind>& kinds,
-                            bool overlap = true);
+                            const CompileTarget& target);
 
 } // namespace piper::actors

@@ -1,15 +1,12 @@
 #include "actors/compiler_actor.h"
 
-#include "actors/compile_epoch.h"
-
 #include <exception>
 
 namespace piper::actors {
 
 CompilerActor::CompilerActor(caf::actor_config& config, std::shared_ptr<const ir::ModelSpec> model,
-                             uint32_t devices, std::vector<ir::StateKind> kinds, bool overlap)
-    : caf::event_based_actor(config), model_(std::move(model)), devices_(devices),
-      kinds_(std::move(kinds)), overlap_(overlap) {}
+                             CompileTarget target)
+    : caf::event_based_actor(config), model_(std::move(model)), target_(std::move(target)) {}
 
 caf::behavior CompilerActor::make_behavior() {
   set_default_handler(caf::drop);
@@ -19,8 +16,7 @@ caf::behavior CompilerActor::make_behavior() {
         try {
           auto found = from < 0 ? epochs_.end() : epochs_.find(static_cast<Epoch>(from));
           compiled = compile_epoch(model_, strategy, epoch,
-                                   found == epochs_.end() ? nullptr : &found->second, devices_,
-                                   kinds_, overlap_);
+                                   found == epochs_.end() ? nullptr : &found->second, target_);
         } catch (const std::exception& e) {
           compiled.report = {.epoch = epoch, .ok = false, .error = internal_error(e.what())};
         }

@@ -261,8 +261,11 @@ Result<void> Session::Impl::start(const ir::Strategy& strategy) {
   for (ir::StateKind kind : options.optimizer.state())
     if (kind != ir::StateKind::Param)
       kinds.push_back(kind);
-  compiler = system->spawn<CompilerActor, caf::detached>(model->spec, options.devices, kinds,
-                                                         options.overlap);
+  compiler = system->spawn<CompilerActor, caf::detached>(
+      model->spec, CompileTarget{.devices = options.devices,
+                                 .kinds = kinds,
+                                 .memory_cap = options.memory_cap,
+                                 .overlap = options.overlap});
 
   CoordinatorOptions how;
   how.devices = options.devices;

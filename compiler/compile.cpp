@@ -3,6 +3,7 @@
 #include "compiler/emit_plans.h"
 #include "compiler/passes/expand_schedules.h"
 #include "compiler/pipeline.h"
+#include "ir/memory_bound.h"
 #include "ir/verify.h"
 
 #include <fmt/format.h>
@@ -80,6 +81,11 @@ Result<Compiled> compile(std::shared_ptr<const ModelSpec> model, const Strategy&
   if (auto verified = verify(result.plans, *result.graph.model); !verified.ok())
     return after_pass(std::move(verified).error(), "emit_plans");
   result.passes.push_back({"verify_plans", stopwatch.lap(), result.graph.node_count()});
+  if (options.memory_cap > 0 && options.kind == PlanKind::Train) {
+    PIPER_CHECK_OK(
+        verify_memory(result.plans, *result.graph.model, options.optimizer, options.memory_cap));
+    result.passes.push_back({"verify_memory", stopwatch.lap(), result.graph.node_count()});
+  }
   return result;
 }
 

@@ -18,6 +18,8 @@ struct CompileOptions {
   uint32_t devices = 0;       ///< of the job; a directive beyond is refused. 0: as many as named
   bool verify_passes = false; ///< ir::verify after every pass (always done at phase boundaries)
   std::string stop_after;     ///< name of a pass: stop there (Compiled::plans stays empty)
+  int64_t memory_cap = 0; ///< bytes; plans with which a device may take more are refused. 0: none
+  std::vector<ir::StateKind> optimizer; ///< with a cap: the arrays that the optimizer keeps
 };
 
 struct PassStat {
@@ -33,8 +35,8 @@ struct Compiled {
   std::vector<PassStat> passes;
 };
 
-/// Pure: equal arguments give byte-identical plans. Errors are the user's (with the directive) or,
-/// where a verifier failed, Internal.
+/// Pure: equal arguments give byte-identical plans. Errors are the user's (with the directive),
+/// OutOfMemory where the cap may be passed or, where a verifier failed, Internal.
 Result<Compiled> compile(std::shared_ptr<const ir::ModelSpec> model, const ir::Strategy& strategy,
                          const CompileOptions& options = {});
 

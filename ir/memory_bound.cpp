@@ -1,8 +1,12 @@
 #include "ir/memory_bound.h"
 
+#include "ir/memory_layout.h"
 #include "ir/verify_plan.h"
 
+#include <fmt/ranges.h>
+
 #include <map>
+#include <utility>
 
 namespace piper::ir {
 
@@ -12,7 +16,7 @@ constexpr uint32_t kNone = Id<void>::kNone;
 /// Instructions of all devices times devices, beyond which roles stand for their devices.
 constexpr size_t kExhaustive = 100'000'000;
 
-/// Bytes by holder. One instruction may take and give back some of each.
+/// Bytes by holder.
 struct Bytes {
   int64_t values = 0, saved = 0, working = 0;
   Bytes& operator+=(const Bytes& other) {
@@ -21,113 +25,16 @@ struct Bytes {
     working += other.working;
     return *this;
   }
-  Bytes& operator-=(const Bytes& other) {
-    values -= other.values;
-    saved -= other.saved;
-    working -= other.working;
-    return *this;
-  }
   int64_t sum() const { return values + saved + working; }
 };
 
-/// What each instruction of a role takes when it starts and gives back when it ends, but for what
-/// it sends, which it gives back when that is received.
-struct RoleBytes {
-  std::vector<Bytes> takes, gives, delivered;
-};
-
-class Sizes {
-public:
-  Sizes(const PlanSet& set, const ModelSpec& model, const MemoryCosts& costs)
-      : set_(set), model_(model), costs_(costs), made_in_(model.values.size(), kNone) {}
-
-  RoleBytes of(const Plan& plan) {
-    const size_t count = plan.instructions.size();
-    RoleBytes bytes{std::vector<Bytes>(count), std::vector<Bytes>(count),
-                    std::vector<Bytes>(count)};
-    std::vector<Bytes> slots(plan.slots.size());
-    for (size_t i = 0; i < count; ++i) {
-      const Instruction& each = plan.instructions[i];
-      for (size_t o = 0; o < each.outputs.size(); ++o)
-        if (each.outputs[o]) {
-          Bytes& slot = slots[each.outputs[o].value];
-          slot = of_slot(plan.slots[each.outputs[o].value], each, o);
-          bytes.takes[i] += slot;
-        }
-      // A sharded array, whole in its window.
-      if (each.op == Opcode::Gather || each.op == Opcode::ZeroGrads)
-        bytes.takes[i].working += bytes_of(each.buckets[0]);
-      if (each.op == Opcode::Release ||
-          (each.op == Opcode::ReduceScatter && set_.buckets[each.buckets[0].value].shard_grads))
-        bytes.gives[i].working += bytes_of(each.buckets[0]);
-      const Bytes working{0, 0, working_of(each)};
-      bytes.takes[i] += working;
-      bytes.gives[i] += working;
-      if (each.op == Opcode::Send) {
-        // The message shares the slot's memory, or is all that is left of it.
-        bytes.delivered[i] = slots[each.inputs[0].value];
-        if (std::find(each.frees.begin(), each.frees.end(), each.inputs[0]) == each.frees.end())
-          bytes.takes[i] += bytes.delivered[i];
-      }
-    }
-    for (size_t i = 0; i < count; ++i) {
-      const Instruction& each = plan.instructions[i];
-      for (SlotId slot : each.frees)
-        if (each.op != Opcode::Send || slot != each.inputs[0])
-          bytes.gives[i] += slots[slot.value];
-    }
-    return bytes;
-  }
-
-private:
-  int64_t bytes_of(BucketId bucket) const {
-    return set_.buckets[bucket.value].numel * size_of(set_.buckets[bucket.value].dtype);
-  }
-  Bytes of_slot(const Slot& slot, const Instruction& writer, size_t output) const {
-    const int64_t rows = set_.rows(writer.self);
-    Bytes bytes;
-    const bool saved = slot.value.kind == ValueKind::Saved;
-    if (!saved && slot.value.kind != ValueKind::Deferred)
-      bytes.values = slot.type.bytes(rows);
-    else if (!costs_.calls.empty())
-      for (CallId call : writer.chunks[output]) {
-        const CallMemory& its = costs_.calls[call.value];
-        bytes.saved += rows * (saved ? its.saved : its.deferred);
-      }
-    return bytes;
-  }
-
-  /// The greediest of its calls, and what its chunks hand to each other.
-  int64_t working_of(const Instruction& each) {
-    if (each.chunks.empty())
-      return 0;
-    const int64_t rows = set_.rows(each.self);
-    const bool is_forward = goes_forward(each.op);
-    int64_t most = 0, between = 0;
-    for (uint32_t c = 0; c < each.chunks.size(); ++c)
-      for (CallId call : each.chunks[c]) {
-        if (!costs_.calls.empty()) {
-          const CallMemory& its = costs_.calls[call.value];
-          most = std::max(most, rows * (is_forward ? its.forward : its.backward));
-        }
-        for (ValueId v : model_.call(call).inputs)
-          if (made_in_[v.value] != kNone && made_in_[v.value] != c)
-            between += model_.value(v).type.bytes(rows);
-        for (ValueId v : model_.call(call).outputs)
-          made_in_[v.value] = c;
-      }
-    for (const auto& chunk : each.chunks)
-      for (CallId call : chunk)
-        for (ValueId v : model_.call(call).outputs)
-          made_in_[v.value] = kNone;
-    return most + between;
-  }
-
-  const PlanSet& set_;
-  const ModelSpec& model_;
-  const MemoryCosts& costs_;
-  std::vector<uint32_t> made_in_; ///< of each value, the chunk of the instruction looked at
-};
+Bytes bytes_of(const Storage& storage, int64_t sign) {
+  Bytes bytes;
+  (storage.kind == Storage::Kind::Values  ? bytes.values
+   : storage.kind == Storage::Kind::Saved ? bytes.saved
+                                          : bytes.working) = sign * storage.bytes;
+  return bytes;
+}
 
 /// A clock says of each lane of a device how far it has come. Lanes are the device's streams and,
 /// for each channel that leaves it, the deliveries on it.
@@ -142,13 +49,13 @@ void join(Clock& to, const Clock& from) {
 class DeviceBound {
 public:
   DeviceBound(const JointPlan& joint, const std::vector<uint32_t>& order, size_t device,
-              const RoleBytes& bytes)
+              const std::vector<Storage>& storages)
       : joint_(joint), order_(order), device_(device), plan_(joint.plan(device)),
-        place_(joint.partner.size()), lanes_(plan_.streams.size()) {
+        storages_(storages), place_(joint.partner.size()), lanes_(plan_.streams.size()) {
     std::map<size_t, uint32_t> channels; // receiving device -> lane
     for (uint32_t i = 0; i < plan_.instructions.size(); ++i) {
       const uint32_t node = joint.first[device] + i;
-      enter(node, plan_.instructions[i].stream, bytes.takes[i], bytes.gives[i]);
+      enter(node, plan_.instructions[i].stream);
       if (plan_.instructions[i].op != Opcode::Send)
         continue;
       const uint32_t recv = joint.partner[node];
@@ -156,62 +63,94 @@ public:
           channels.try_emplace(joint.index_of(recv), static_cast<uint32_t>(lanes_.size()));
       if (fresh)
         lanes_.emplace_back();
-      enter(recv, channel->second, {}, bytes.delivered[i]);
+      enter(recv, channel->second);
     }
   }
 
+  struct Peak {
+    uint32_t instruction = 0;
+    Bytes live;
+    std::map<uint32_t, int64_t> left_by; ///< bytes by the instruction that made them
+  };
+
   /// The instruction at which most may be live, and what. Every moment lies between the starts of
-  /// two neighbours on a stream; what may be live then is all but what has ended for certain when
-  /// the first of them starts, and what cannot start before the second does. The largest such sum
-  /// over one stream is a bound, whichever the stream: the least of them is given.
-  std::pair<uint32_t, Bytes> run() const {
+  /// two neighbours on a stream; what may be live then is all that can begin before the second of
+  /// them starts, but for what has ended for certain when the first does. The largest such sum over
+  /// one stream is a bound, whichever the stream: the least of them is given.
+  Peak run() const {
     const std::vector<Clock> ended = sweep(false), unbegun = sweep(true);
-    // Of each lane, what its first k give back and what its last k take.
-    std::vector<std::vector<Bytes>> given(lanes_.size()), taken(lanes_.size());
-    Bytes all;
-    for (size_t l = 0; l < lanes_.size(); ++l) {
-      Bytes gives, takes;
-      for (size_t k = 0; k <= lanes_[l].gives.size(); ++k) {
-        given[l].push_back(gives);
-        taken[l].push_back(takes);
-        if (k == lanes_[l].gives.size())
-          break;
-        gives += lanes_[l].gives[k];
-        takes += lanes_[l].takes[lanes_[l].takes.size() - 1 - k];
-      }
-      all += takes;
+    Peak least;
+    for (uint32_t s = 0; s < plan_.streams.size(); ++s) {
+      std::vector<uint32_t> moments = {static_cast<uint32_t>(plan_.instructions.size() + s)};
+      for (uint32_t i = 0; i < plan_.instructions.size(); ++i)
+        if (plan_.instructions[i].stream == s)
+          moments.push_back(i);
+      const Peak peak = most_on(moments, ended, unbegun);
+      if (s == 0 || peak.live.sum() < least.live.sum())
+        least = peak;
     }
-    const auto count = static_cast<uint32_t>(plan_.instructions.size());
-    std::vector<std::pair<uint32_t, Bytes>> worst(plan_.streams.size());
-    for (uint32_t i = 0; i < ended.size(); ++i) {
-      Bytes live = all;
-      for (size_t l = 0; l < lanes_.size(); ++l) {
-        live -= given[l][ended[i][l]];
-        live -= taken[l][unbegun[i][l]];
-      }
-      auto& its = worst[i < count ? plan_.instructions[i].stream : i - count];
-      if (live.sum() > its.second.sum())
-        its = {i < count ? i : 0, live};
-    }
-    return worst.empty()
-               ? std::pair<uint32_t, Bytes>()
-               : *std::min_element(worst.begin(), worst.end(), [](const auto& a, const auto& b) {
-                   return a.second.sum() < b.second.sum();
-                 });
+    return least;
   }
 
 private:
-  struct Lane {
-    std::vector<Bytes> takes, gives; ///< of each entry, in order
-  };
   struct Place {
     uint32_t lane = kNone, position = 0;
   };
 
-  void enter(uint32_t node, uint32_t lane, const Bytes& takes, const Bytes& gives) {
-    place_[node] = {lane, static_cast<uint32_t>(lanes_[lane].takes.size())};
-    lanes_[lane].takes.push_back(takes);
-    lanes_[lane].gives.push_back(gives);
+  void enter(uint32_t node, uint32_t lane) { place_[node] = {lane, lanes_[lane]++}; }
+
+  const Place& place_of(uint32_t instruction, bool delivery) const {
+    const uint32_t node = joint_.first[device_] + instruction;
+    return place_[delivery ? joint_.partner[node] : node];
+  }
+
+  /// Both clocks only rise and fall from moment to moment, so that each storage may be live from
+  /// one of them to another.
+  Peak most_on(const std::vector<uint32_t>& moments, const std::vector<Clock>& ended,
+               const std::vector<Clock>& unbegun) const {
+    const auto count = static_cast<uint32_t>(moments.size());
+    // Of each entry of each lane, the first moment at which it may have begun, or has ended.
+    std::vector<std::vector<uint32_t>> begins, ends;
+    for (size_t l = 0; l < lanes_.size(); ++l) {
+      auto& begin = begins.emplace_back(lanes_[l], count);
+      auto& end = ends.emplace_back(lanes_[l], count);
+      uint32_t begun = 0, over = 0;
+      for (uint32_t k = 0; k < count; ++k) {
+        for (const uint32_t now = lanes_[l] - unbegun[moments[k]][l]; begun < now;)
+          begin[begun++] = k;
+        for (const uint32_t now = ended[moments[k]][l]; over < now;)
+          end[over++] = k;
+      }
+    }
+    std::vector<std::pair<uint32_t, uint32_t>> lives; // of each storage
+    std::vector<Bytes> changes(count + 1);
+    for (const Storage& storage : storages_) {
+      const Place& made = place_of(storage.made, false);
+      const uint32_t begin = begins[made.lane][made.position];
+      uint32_t end = storage.drops.empty() ? count : 0;
+      for (const Storage::Drop& drop : storage.drops) {
+        const Place& place = place_of(drop.instruction, drop.delivery);
+        end = std::max(end, ends[place.lane][place.position]);
+      }
+      lives.emplace_back(begin, std::max(begin, end));
+      changes[lives.back().first] += bytes_of(storage, 1);
+      changes[lives.back().second] += bytes_of(storage, -1);
+    }
+    Peak peak;
+    Bytes live;
+    uint32_t at = 0;
+    for (uint32_t k = 0; k < count; ++k) {
+      live += changes[k];
+      if (k == 0 || live.sum() > peak.live.sum()) {
+        peak.live = live;
+        at = k;
+      }
+    }
+    peak.instruction = at == 0 ? 0 : moments[at];
+    for (size_t i = 0; i < storages_.size(); ++i)
+      if (lives[i].first <= at && at < lives[i].second)
+        peak.left_by[storages_[i].made] += storages_[i].bytes;
+    return peak;
   }
 
   /// Of each instruction of the device, how many of each lane have ended for certain when it
@@ -262,7 +201,7 @@ private:
           join(end, starts[0]);
         if (const Place& place = place_[node]; place.lane != kNone) {
           // A lane has come past a node once it is past those before it.
-          const size_t entries = lanes_[place.lane].takes.size();
+          const size_t entries = lanes_[place.lane];
           uint32_t& clock = end[place.lane];
           if (clock == (backwards ? entries - 1 - place.position : place.position))
             ++clock;
@@ -288,9 +227,10 @@ private:
       return joint_.instruction(order_[backwards ? order_.size() - 1 - k : k]);
     };
     auto team = [&](size_t k) {
-      const DeviceIndex device =
-          joint_.devices[joint_.index_of(order_[backwards ? order_.size() - 1 - k : k])];
-      return joint_.set.team_of(instruction(k), joint_.set.rank_in(instruction(k).group, device));
+      const Instruction& each = instruction(k);
+      const uint32_t node = order_[backwards ? order_.size() - 1 - k : k];
+      return joint_.set.team_of(
+          each, joint_.set.rank_in(each.group, joint_.devices[joint_.index_of(node)]));
     };
     const Instruction& each = instruction(done);
     if (is_transfer(each.op))
@@ -307,20 +247,90 @@ private:
   const std::vector<uint32_t>& order_; ///< in which all nodes may end
   const size_t device_;
   const Plan& plan_;
-  std::vector<Place> place_; ///< of each node
-  std::vector<Lane> lanes_;
+  const std::vector<Storage>& storages_;
+  std::vector<Place> place_;    ///< of each node
+  std::vector<uint32_t> lanes_; ///< how many entries each has
 };
+
+/// Adds what buckets and modules take of a device at all times. Gives what they take before the
+/// first iteration: arrays are whole until they are cut into shards, and a module's own parameters
+/// are there, maybe of two element types, until they are views of them.
+int64_t add_state(MemoryBound& bound, const PlanSet& set, const ModelSpec& model, const Plan& plan,
+                  const std::vector<StateKind>& kinds) {
+  int64_t most = 0;
+  for (const Bucket& bucket : set.buckets) {
+    if (set.rank_in(bucket.group, bound.device) < 0)
+      continue;
+    const int64_t bytes = bucket.numel * size_of(bucket.dtype);
+    const int64_t ranks = set.groups[bucket.group.value].copies();
+    const auto kept = [&](StateKind kind) {
+      return is_sharded(bucket, kind) ? bytes / ranks : bytes;
+    };
+    most = std::max(most, bound.peak() + 2 * bytes);
+    bound.params += kept(StateKind::Param);
+    bound.gradients += kept(StateKind::Grad);
+    for (StateKind kind : kinds) {
+      if (kind == StateKind::Moment1 || kind == StateKind::Moment2)
+        bound.moments += kept(kind);
+      else if (kind == StateKind::Step)
+        bound.moments += size_of(DType::F64);
+    }
+  }
+  std::vector<GroupId> called(model.calls.size());
+  for (const Instruction& each : plan.instructions) {
+    if (each.op == Opcode::Seed)
+      bound.constants += plan.slots[each.outputs[0].value].type.bytes(1);
+    for (const auto& chunk : each.chunks)
+      for (CallId call : chunk)
+        called[call.value] = each.self;
+  }
+  const auto as_made = [](const TensorType& type) {
+    return type.bytes(1) + (type.dtype == DType::F32 ? 0 : type.numel(1) * size_of(DType::F32));
+  };
+  int64_t building = 0;
+  for (size_t c = 0; c < called.size(); ++c) {
+    if (!called[c])
+      continue;
+    bound.constants += model.calls[c].memory.buffers;
+    // Modules are made whole, then as the piece that is placed; parameters first as f32.
+    const Group& group = set.groups[called[c].value];
+    int64_t own = 0;
+    for (ParamId param : model.calls[c].params) {
+      const ModelParam& its = model.param(param);
+      own += as_made(its.type);
+      if (group.parts() > 1)
+        own += as_made(its.cut ? type_on(group, its) : its.type);
+    }
+    building = std::max(building, own);
+  }
+  return std::max(most, bound.peak() + building);
+}
+
+/// The three instructions that left most of what is live.
+std::vector<std::string> largest(const std::map<uint32_t, int64_t>& left_by, const PlanSet& set,
+                                 RoleId role, const ModelSpec& model) {
+  std::vector<std::pair<int64_t, uint32_t>> all;
+  for (const auto& [instruction, bytes] : left_by)
+    all.emplace_back(-bytes, instruction);
+  std::sort(all.begin(), all.end());
+  std::vector<std::string> names;
+  for (const auto& [bytes, instruction] : all)
+    if (bytes < 0 && names.size() < 3)
+      names.push_back(fmt::format(
+          "{} ({} bytes)", set.name(role, set.plans[role.value].instructions[instruction], &model),
+          -bytes));
+  return names;
+}
 
 } // namespace
 
 Result<std::vector<MemoryBound>> bound_memory(const PlanSet& set, const ModelSpec& model,
-                                              const MemoryCosts& costs) {
+                                              const std::vector<StateKind>& kinds) {
   PIPER_TRY(const JointPlan joint, verify_transfers(set, model));
   PIPER_TRY(const std::vector<uint32_t> order, verify_progress(joint));
-  Sizes sizes(set, model, costs);
-  std::vector<RoleBytes> of_role;
+  std::vector<std::vector<Storage>> of_role;
   for (const Plan& plan : set.plans)
-    of_role.push_back(sizes.of(plan));
+    of_role.push_back(storages_of(set, model, plan));
 
   const bool exhaustive = order.size() * joint.devices.size() <= kExhaustive;
   std::vector<bool> bounded(set.roles.size());
@@ -331,46 +341,41 @@ Result<std::vector<MemoryBound>> bound_memory(const PlanSet& set, const ModelSpe
       continue;
     bounded[role.value] = true;
     MemoryBound bound{.device = joint.devices[d]};
-    for (const Bucket& bucket : set.buckets) {
-      if (set.rank_in(bucket.group, bound.device) < 0)
-        continue;
-      const int64_t bytes = bucket.numel * size_of(bucket.dtype);
-      const int64_t ranks = set.groups[bucket.group.value].copies();
-      const auto kept = [&](StateKind kind) {
-        return is_sharded(bucket, kind) ? bytes / ranks : bytes;
-      };
-      bound.params += kept(StateKind::Param);
-      if (set.kind != PlanKind::Train)
-        continue;
-      bound.gradients += kept(StateKind::Grad);
-      bound.moments += costs.moments * kept(StateKind::Moment1);
-    }
-    const auto [instruction, live] = DeviceBound(joint, order, d, of_role[role.value]).run();
-    bound.instruction = instruction;
-    bound.values = live.values;
-    bound.saved = live.saved;
-    bound.working = live.working;
+    const int64_t before = add_state(bound, set, model, set.plans[role.value], kinds);
+    const auto peak = DeviceBound(joint, order, d, of_role[role.value]).run();
+    bound.instruction = peak.instruction;
+    bound.values = peak.live.values;
+    bound.saved = peak.live.saved;
+    bound.working = peak.live.working;
+    bound.largest = largest(peak.left_by, set, role, model);
+    bound.working += std::max<int64_t>(0, before - bound.peak());
     bounds.push_back(bound);
   }
   return bounds;
 }
 
-Result<void> verify_memory(const PlanSet& set, const ModelSpec& model, const MemoryCosts& costs,
-                           int64_t cap) {
-  PIPER_TRY(const std::vector<MemoryBound> bounds, bound_memory(set, model, costs));
+Result<void> verify_memory(const PlanSet& set, const ModelSpec& model,
+                           const std::vector<StateKind>& kinds, int64_t cap) {
+  PIPER_TRY(const std::vector<MemoryBound> bounds, bound_memory(set, model, kinds));
   for (const MemoryBound& bound : bounds) {
     if (bound.peak() <= cap)
       continue;
     const RoleId role = set.devices.at(bound.device);
     const auto& all = set.plans[role.value].instructions;
-    Error error{ErrorKind::OutOfMemory,
-                fmt::format("up to {} bytes may be live, the cap is {}: parameters {}, "
-                            "gradients {}, moments {}, values {}, kept for later passes {}, "
-                            "working {}",
-                            bound.peak(), cap, bound.params, bound.gradients, bound.moments,
-                            bound.values, bound.saved, bound.working),
-                fmt::format("device {}", bound.device),
-                "cut the batch into more microbatches, or spread the model over more devices"};
+    const int64_t state = bound.params + bound.gradients + bound.moments;
+    std::string message = fmt::format(
+        "up to {} bytes may be live, the cap is {}: parameters {}, gradients {}, moments {}, "
+        "values {}, kept for later passes {}, working {}",
+        bound.peak(), cap, bound.params, bound.gradients, bound.moments, bound.values, bound.saved,
+        bound.working);
+    if (!bound.largest.empty())
+      message += fmt::format("; most was left by {}", fmt::join(bound.largest, ", "));
+    Error error{ErrorKind::OutOfMemory, std::move(message), fmt::format("device {}", bound.device),
+                state > cap / 2
+                    ? "shard the state over replicas (shard_optimizer, shard_grads, shard_params), "
+                      "or spread the model over more devices"
+                    : "recompute activations, cut the batch into more microbatches, or spread the "
+                      "model over more devices"};
     if (!all.empty())
       error.where += ", " + wrong_instruction(set, role, all[bound.instruction], model, "").where;
     return error;

@@ -61,6 +61,85 @@ void read_cut(text::Reader& in, const text::NameTable& values, ModelCall& call) 
     call.counts = read_list<ValueId>(in, values, "value").front();
 }
 
+/// What a line "memory …" after its call's says: the parts that are not zero, in this order.
+struct MemoryPart {
+  const char* name;
+  RowBytes CallMemory::*bytes = nullptr;
+  PeakBytes CallMemory::*peak = nullptr;
+  std::vector<ValueId> CallMemory::*ids = nullptr;
+};
+constexpr MemoryPart kMemoryParts[] = {
+    {.name = "saved", .bytes = &CallMemory::saved},
+    {.name = "keeps", .ids = &CallMemory::keeps},
+    {.name = "deferred", .bytes = &CallMemory::deferred},
+    {.name = "defers", .ids = &CallMemory::defers},
+    {.name = "defers-gradients", .ids = &CallMemory::defers_gradients},
+    {.name = "forward", .peak = &CallMemory::forward},
+    {.name = "inference", .peak = &CallMemory::inference},
+    {.name = "backward", .peak = &CallMemory::backward},
+    {.name = "backward-input", .peak = &CallMemory::backward_input},
+    {.name = "backward-weight", .peak = &CallMemory::backward_weight},
+    {.name = "outputs-beyond", .bytes = &CallMemory::outputs_beyond},
+    {.name = "gradients-beyond", .bytes = &CallMemory::gradients_beyond},
+};
+
+RowBytes read_bytes(text::Reader& in) {
+  RowBytes bytes;
+  bytes.fixed = in.integer("fixed bytes");
+  bytes.per_row = in.integer("bytes a row");
+  return bytes;
+}
+
+CallMemory read_memory(text::Reader& in, const text::NameTable& values) {
+  CallMemory memory;
+  for (const MemoryPart& part : kMemoryParts) {
+    if (!in.accept(part.name))
+      continue;
+    if (part.bytes) {
+      memory.*part.bytes = read_bytes(in);
+    } else if (part.ids) {
+      memory.*part.ids = read_list<ValueId>(in, values, "value");
+    } else {
+      do {
+        (memory.*part.peak).moments.push_back(read_bytes(in));
+      } while (in.accept(","));
+    }
+  }
+  if (in.accept("buffers"))
+    memory.buffers = in.integer("bytes");
+  return memory;
+}
+
+void append_memory(std::string& out, const CallMemory& memory, const ModelSpec& model) {
+  if (memory == CallMemory())
+    return;
+  const auto append_bytes = [&](const RowBytes& bytes) {
+    text::append_int(out, bytes.fixed);
+    out += ' ';
+    text::append_int(out, bytes.per_row);
+  };
+  out += "memory";
+  for (const MemoryPart& part : kMemoryParts) {
+    if (part.bytes && memory.*part.bytes != RowBytes()) {
+      out += fmt::format(" {} ", part.name);
+      append_bytes(memory.*part.bytes);
+    } else if (part.ids && !(memory.*part.ids).empty()) {
+      out += fmt::format(" {} ", part.name);
+      append_list(out, memory.*part.ids, model.values);
+    } else if (part.peak && !(memory.*part.peak).moments.empty()) {
+      out += fmt::format(" {}", part.name);
+      const char* before = " ";
+      for (const RowBytes& moment : (memory.*part.peak).moments) {
+        out += std::exchange(before, ", ");
+        append_bytes(moment);
+      }
+    }
+  }
+  if (memory.buffers)
+    out += fmt::format(" buffers {}", memory.buffers);
+  out += '\n';
+}
+
 ModelSpec read_model(text::Reader& in) {
   ModelSpec model;
   text::NameTable values, params, calls;
@@ -114,12 +193,16 @@ ModelSpec read_model(text::Reader& in) {
           in.fail(fmt::format("value \"{}\" is made twice", model.value(output).name));
         model.values[output.value].producer = id;
       }
+    } else if (in.accept("memory")) {
+      if (model.calls.empty())
+        in.fail("\"memory\" comes after a call");
+      model.calls.back().memory = read_memory(in, values);
     } else if (in.accept("inputs")) {
       model.inputs = read_list<ValueId>(in, values, "value");
     } else if (in.accept("loss")) {
       model.loss = read_list<ValueId>(in, values, "value").front();
     } else {
-      in.fail_expected("\"value\", \"param\", \"call\", \"inputs\" or \"loss\"");
+      in.fail_expected("\"value\", \"param\", \"call\", \"memory\", \"inputs\" or \"loss\"");
     }
     in.end_line();
   }
@@ -240,10 +323,14 @@ std::vector<uint32_t> ModelSpec::segments() const {
 }
 
 Fingerprint ModelSpec::fingerprint() const {
-  return ir::fingerprint(to_text());
+  return ir::fingerprint(to_text(/*measured=*/false));
 }
 
 std::string ModelSpec::to_text() const {
+  return to_text(/*measured=*/true);
+}
+
+std::string ModelSpec::to_text(bool measured) const {
   std::string out = "model ";
   text::append_name(out, name);
   out += " batch ";
@@ -291,6 +378,8 @@ std::string ModelSpec::to_text() const {
       }
     }
     out += '\n';
+    if (measured)
+      append_memory(out, call.memory, *this);
   }
   if (!inputs.empty()) {
     out += "inputs ";

@@ -2,6 +2,7 @@
 // parameters they use. Made by compiler/frontend from LibTorch modules, or parsed from text.
 #pragma once
 
+#include "ir/call_memory.h"
 #include "ir/fingerprint.h"
 #include "ir/ids.h"
 #include "ir/result.h"
@@ -61,6 +62,7 @@ struct ModelCall {
   Cut cut = Cut::None;
   int64_t pieces = 1; ///< Tensor, Experts: into how many pieces at most, all of one size
   ValueId counts;     ///< Experts: which input holds the counts
+  CallMemory memory;
   bool operator==(const ModelCall&) const = default;
 };
 
@@ -84,12 +86,16 @@ struct ModelSpec {
   /// segments are numbered in trace order.
   std::vector<uint32_t> segments() const;
 
-  /// Of the text form. Two processes whose models differ in anything that is planned differ here.
+  /// Of the text form without what was measured, which may differ between machines. Two processes
+  /// whose models differ in anything that is planned differ here.
   Fingerprint fingerprint() const;
 
   std::string to_text() const;
   static Result<ModelSpec> parse(std::string_view text);
   bool operator==(const ModelSpec&) const = default;
+
+private:
+  std::string to_text(bool measured) const;
 };
 
 /// Refuses a spec that breaks the rules above: a value used before it is made, two values or calls

@@ -2,9 +2,9 @@
 // one looks nothing up, and allocates nothing but the tensors it makes.
 #pragma once
 
-#include "actors/executor/autograd.h"
-#include "actors/executor/memory.h"
 #include "actors/executor/stream.h"
+#include "compiler/frontend/autograd.h"
+#include "compiler/frontend/memory.h"
 #include "transport/transport.h"
 
 #include <atomic>

@@ -1,5 +1,5 @@
 #include "actors/executor/instructions.h"
-#include "actors/executor/split_backward.h"
+#include "compiler/frontend/split_backward.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -5,6 +5,7 @@
 // time. `abort` and the read-only figures from anywhere.
 #pragma once
 
+#include "compiler/frontend/memory.h"
 #include "compiler/frontend/model.h"
 #include "ir/plan.h"
 #include "transport/transport.h"
@@ -56,11 +57,6 @@ struct IterationResult {
   double idle_seconds = 0; ///< the compute streams waited, within the iteration
   double seconds = 0;      ///< from the first instruction's start to the last one's end
   uint64_t bytes_sent = 0;
-};
-
-struct MemoryHolder {
-  std::string what; ///< "parameters", "gradients", "optimizer", "activations of F attn3 @2", …
-  int64_t bytes = 0;
 };
 
 class Device {

@@ -1,11 +1,11 @@
 #include "actors/executor/profile.h"
 
-#include "actors/executor/autograd.h"
+#include "compiler/frontend/autograd.h"
 #include "actors/executor/bench.h"
 #include "actors/executor/errors.h"
-#include "actors/executor/memory.h"
+#include "compiler/frontend/memory.h"
 #include "actors/executor/optimizer.h"
-#include "actors/executor/split_backward.h"
+#include "compiler/frontend/split_backward.h"
 #include "actors/executor/state.h"
 #include "actors/executor/stream.h"
 

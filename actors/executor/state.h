@@ -3,7 +3,7 @@
 #pragma once
 
 #include "actors/executor/device.h"
-#include "actors/executor/memory.h"
+#include "compiler/frontend/memory.h"
 
 #include <span>
 

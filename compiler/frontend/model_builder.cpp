@@ -1,6 +1,7 @@
 #include "compiler/frontend/model_builder.h"
 
 #include "compiler/frontend/build.h"
+#include "compiler/frontend/call_memory.h"
 #include "compiler/frontend/dtypes.h"
 #include "compiler/frontend/infer.h"
 #include "ir/model_spec.h"
@@ -192,7 +193,7 @@ std::vector<Value> ModelBuilder::trace(const CallOptions& options, std::optional
 Result<std::vector<Value>> ModelBuilder::try_trace(const CallOptions& options, uint32_t module,
                                                    const std::vector<Value>& inputs) {
   PIPER_CHECK_OK(check_name(options.name, "a call"));
-  ir::ModelCall call{options.name, scopes_, {}, {}, {}};
+  ir::ModelCall call{.name = options.name, .annotations = scopes_};
   std::vector<TracedTensor> traced;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!owns(inputs[i]))
@@ -230,6 +231,7 @@ Result<std::vector<Value>> ModelBuilder::try_trace(const CallOptions& options, u
     call.outputs.push_back(value);
     values.push_back({this, value});
   }
+  PIPER_TRY(call.memory, measure_memory(built, call, spec_));
   call.flops_per_row = options.flops_per_row.value_or(estimate_flops(call));
   spec_.calls.push_back(std::move(call));
   call_module_.push_back(module);

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace piper::models {
@@ -20,11 +22,16 @@ Result<void> check_sizes(const std::string& model,
 void fill_uniform(const std::string& name, at::Tensor& tensor, uint64_t seed, double deviation) {
   const uint64_t key = mix(seed) ^ fnv1a64(name);
   const double scale = 2 * std::sqrt(3.0) * deviation;
-  at::Tensor values = at::empty(tensor.sizes(), at::kDouble);
-  double* out = values.data_ptr<double>();
-  for (int64_t k = 0; k < values.numel(); ++k)
-    out[k] = (uniform(key, static_cast<uint64_t>(k)) - 0.5) * scale;
-  tensor.copy_(values);
+  at::Tensor flat = tensor.view(-1);
+  std::array<double, 1024> values; // not a second tensor as large as the first
+  for (int64_t begin = 0; begin < flat.numel();) {
+    const auto count = std::min<int64_t>(std::ssize(values), flat.numel() - begin);
+    for (int64_t k = 0; k < count; ++k)
+      values[static_cast<size_t>(k)] =
+          (uniform(key, static_cast<uint64_t>(begin + k)) - 0.5) * scale;
+    flat.narrow(0, begin, count).copy_(at::from_blob(values.data(), {count}, at::kDouble));
+    begin += count;
+  }
 }
 
 } // namespace piper::models

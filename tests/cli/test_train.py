@@ -103,7 +103,7 @@ class Train(ProgramTest):
 
     def test_memory_cap(self):
         self.refused("train", *TINY, "--strategy", "single", "--memory-cap", "10000",
-                     says=["device 0", "memory cap of 10.0 kB"], code=FAILED)
+                     says=["device 0", "bytes may be live, the cap is 10000"], code=FAILED)
         self.train("--strategy", "single", "--memory-cap", "1GiB", "--iters", "2", code=DONE)
 
     def test_unwritable_report(self):

@@ -109,8 +109,8 @@ struct DeviceState {
 class Machine {
 public:
   Machine(const PlanSet& set, const ModelSpec& model, Terms& terms, uint64_t seed,
-          const SlotBytes& bytes)
-      : set_(set), model_(model), terms_(terms), bytes_(bytes), random_(seed),
+          const SlotMemories& memories)
+      : set_(set), model_(model), terms_(terms), memories_(memories), random_(seed),
         blocking_(random_() % 2 == 0), hurry_(random_() % 3 != 0) {}
 
   SymbolicRun run() {
@@ -243,26 +243,31 @@ private:
       device.events[each.records.value] = true;
   }
 
-  /// What is there, what running instructions are making, messages whose slot is gone, and open
-  /// windows.
+  /// What is there, what running instructions but backwards are making, messages whose slot is
+  /// gone, and open windows.
   void measure(DeviceState& device) {
-    if (bytes_.empty())
+    if (memories_.empty())
       return;
-    const std::vector<int64_t>& bytes = bytes_[device.role.value];
+    const SlotMemory& memory = memories_[device.role.value];
     std::vector<bool> taken(device.slots.size());
     for (size_t s = 0; s < taken.size(); ++s)
       taken[s] = device.slots[s].has_value();
     for (const Stream& stream : streams_)
-      if (&devices_[stream.device] == &device && stream.running)
+      if (&devices_[stream.device] == &device && stream.running &&
+          !adds_to_gradients(instruction(stream).op)) // that lets go as it goes
         for (SlotId slot : instruction(stream).outputs)
           if (slot)
             taken[slot.value] = true;
     for (const auto& [key, posted] : messages_)
       if (key.from == device.index && !posted.sent.empty())
         taken[posted.source.value] = true;
-    int64_t sum = 0;
+    std::set<uint32_t> live;
     for (size_t s = 0; s < taken.size(); ++s)
-      sum += taken[s] ? bytes[s] : 0;
+      if (taken[s])
+        live.insert(memory.kept_by[s].begin(), memory.kept_by[s].end());
+    int64_t sum = 0;
+    for (uint32_t piece : live)
+      sum += memory.bytes[piece];
     for (const auto& [param, held] : device.params)
       sum +=
           (int{held.gathered} + int{held.window.has_value()}) * model_.params[param].type.bytes(1);
@@ -717,7 +722,7 @@ private:
   const PlanSet& set_;
   const ModelSpec& model_;
   Terms& terms_;
-  const SlotBytes& bytes_;
+  const SlotMemories& memories_;
   std::mt19937_64 random_;
   const bool blocking_, hurry_;
   std::vector<DeviceState> devices_;
@@ -729,8 +734,8 @@ private:
 } // namespace
 
 SymbolicRun run_symbolically(const PlanSet& plans, const ModelSpec& model, Terms& terms,
-                             uint64_t seed, const SlotBytes& bytes) {
-  return Machine(plans, model, terms, seed, bytes).run();
+                             uint64_t seed, const SlotMemories& memories) {
+  return Machine(plans, model, terms, seed, memories).run();
 }
 
 } // namespace piper::test

@@ -37,13 +37,17 @@ struct SymbolicRun {
   std::map<ir::DeviceIndex, int64_t> peak;
 };
 
-/// Of each role, of each slot.
-using SlotBytes = std::vector<std::vector<int64_t>>;
+/// Of each role: pieces of memory, and which of them each slot keeps alive.
+struct SlotMemory {
+  std::vector<int64_t> bytes;
+  std::vector<std::vector<uint32_t>> kept_by; ///< by SlotId
+};
+using SlotMemories = std::vector<SlotMemory>;
 
 /// One iteration. The seed chooses the interleaving: which stream gets on, how long an instruction
 /// runs (it reads and allocates when it begins, and writes when it ends), and whether sends block
 /// until they are received.
 SymbolicRun run_symbolically(const ir::PlanSet& plans, const ir::ModelSpec& model, Terms& terms,
-                             uint64_t seed, const SlotBytes& bytes = {});
+                             uint64_t seed, const SlotMemories& memories = {});
 
 } // namespace piper::test

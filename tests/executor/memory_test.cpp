@@ -1,4 +1,4 @@
-#include "actors/executor/memory.h"
+#include "compiler/frontend/memory.h"
 
 #include "actors/executor/device.h"
 

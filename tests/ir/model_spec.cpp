@@ -71,7 +71,8 @@ TEST_CASE("errors in a model's text name the line") {
   CHECK(error("model m batch 1\nvalue x f32[]\ncall a () -> x\ncall b () -> x") ==
         "line 4: value \"x\" is made twice");
   CHECK(error("model m batch 1 # comment\nwhat") ==
-        "line 2: expected \"value\", \"param\", \"call\", \"inputs\" or \"loss\", found \"what\"");
+        "line 2: expected \"value\", \"param\", \"call\", \"memory\", \"inputs\" or \"loss\", "
+        "found \"what\"");
   CHECK(error("model \"m batch 1") == "line 1: a quoted name has no closing quote");
 }
 
@@ -84,8 +85,10 @@ TEST_CASE("a model that breaks a rule is refused") {
     CHECK(result.error().where == "model chain");
     return result.error().message;
   };
-  CHECK(error([](ModelSpec& m) { m.calls[1].name = m.calls[0].name; }) == "two calls are named \"l0\"");
-  CHECK(error([](ModelSpec& m) { m.values[1].name = m.values[0].name; }) == "two values are named \"x\"");
+  CHECK(error([](ModelSpec& m) { m.calls[1].name = m.calls[0].name; }) ==
+        "two calls are named \"l0\"");
+  CHECK(error([](ModelSpec& m) { m.values[1].name = m.values[0].name; }) ==
+        "two values are named \"x\"");
   CHECK(error([](ModelSpec& m) { m.params[1].name = m.params[0].name; }) ==
         "two parameters are named \"l0.w\"");
   CHECK(error([](ModelSpec& m) { m.batch = 0; }) == "the batch has 0 rows");

@@ -1,8 +1,12 @@
 // What a strategy does to memory, measured by the counting allocator while it trains.
 #include "examples/models/registry.h"
+#include "ir/memory_bound.h"
 #include "tests/parity/cluster.h"
 
 #include <fmt/format.h>
+
+#include <cstdlib>
+#include <random>
 
 #include <catch2/catch.hpp>
 
@@ -19,14 +23,26 @@ std::shared_ptr<const Model> gpt() {
   return std::make_shared<const Model>(*std::move(model));
 }
 
+std::shared_ptr<const Model> mlp() {
+  auto model = models::make_mlp(R"({"layers": 15, "d_in": 64, "d_hidden": 256, "d_out": 16,
+                                    "batch": 32, "skip": true, "dtype": "float32"})");
+  if (!model.ok())
+    FAIL(model.error().to_string());
+  return std::make_shared<const Model>(*std::move(model));
+}
+
 /// Trains some iterations.
-std::unique_ptr<Cluster> trained(const ir::Strategy& strategy, uint32_t devices) {
-  auto cluster = std::make_unique<Cluster>(gpt(), devices);
+std::unique_ptr<Cluster> trained(std::shared_ptr<const Model> model, const ir::Strategy& strategy,
+                                 uint32_t devices) {
+  auto cluster = std::make_unique<Cluster>(std::move(model), devices);
   if (auto started = cluster->start(strategy); !started.ok())
     FAIL(started.error().to_string());
   if (auto losses = cluster->steps(3); !losses.ok())
     FAIL(losses.error().to_string());
   return cluster;
+}
+std::unique_ptr<Cluster> trained(const ir::Strategy& strategy, uint32_t devices) {
+  return trained(gpt(), strategy, devices);
 }
 
 ir::Strategy named(const std::string& expression, int64_t microbatches) {
@@ -103,4 +119,128 @@ TEST_CASE("a backward for inputs frees what only it needs") {
   const auto whole = trained(strategy(false), 1)->device(0).peak_bytes();
   const auto halves = trained(strategy(true), 1)->device(0).peak_bytes();
   CHECK(static_cast<double>(halves) < 1.1 * static_cast<double>(whole));
+}
+
+// How close to the bound a run comes depends on its timing where devices wait for each other: the
+// bound counts a message or a gathered bucket as soon as it can have come, while it may come when
+// there is room again, and where two streams compute at once, the peaks of both, which may never
+// meet. What is held then is a few activations of a microbatch, and a share of a small stage's
+// memory. So some have more than 2% to go, by what was measured.
+TEST_CASE("the peak is foretold: never below, and within 2% but for what timing leaves open") {
+  struct Entry {
+    const char* expression; ///< or how the backward is split on one device
+    uint32_t devices;
+    double most = 1.02; ///< of the measured one
+  };
+  constexpr double kMessages = 1.06, kTwoStreams = 1.2;
+  const Entry strategies[] = {
+      {"single", 1},
+      {"apart", 1},
+      {"apart fused", 1},
+      {"dp:2", 2},
+      {"zero1:2", 2},
+      {"zero2:2", 2, kMessages},
+      {"zero3:2", 2, kMessages},
+      {"zero3:4", 4, kMessages},
+      {"gpipe:2", 2, kMessages},
+      {"gpipe:4", 4, kMessages},
+      {"1f1b:2", 2, kMessages},
+      {"1f1b:4", 4, kMessages},
+      {"interleaved:2", 2, kMessages},
+      {"loopedbfs:2", 2, kMessages},
+      {"zbh1:3", 3, kMessages},
+      {"zbh2:3", 3, kMessages},
+      {"zb1p:2", 2, kMessages},
+      {"zbv:2", 2, kMessages},
+      {"vhalf:2", 2, kMessages},
+      {"vmin:3", 3, kMessages},
+      {"dualpipe:2", 2, kTwoStreams},
+      {"dualpipe:4", 4, kTwoStreams},
+      {"dualpipev:2", 2, kTwoStreams},
+      {"dp:2x1f1b:2", 4, kMessages},
+      {"zero1:2xgpipe:2", 4, kMessages},
+      {"zero2:2x1f1b:2", 4, kMessages},
+      {"zero3:2x1f1b:2", 4, kMessages},
+      {"dp:2xzbv:2", 4, kMessages},
+      {"dp:2xdualpipev:2", 4, kTwoStreams},
+      {"zero1:2xdualpipe:2", 4, kTwoStreams},
+  };
+  const auto strategy_of = [](const std::string& expression) {
+    if (!expression.starts_with("apart"))
+      return named(expression, 8);
+    ir::Strategy strategy = ir::Strategy().split({}, 8).place({}, {0}).split_backward({}).order(
+        {{{{"PASS", "F"}}}, {{{"PASS", "BI"}}}, {{{"PASS", "BW"}}}});
+    return expression == "apart" ? strategy : strategy.fuse({});
+  };
+  const std::pair<const char*, std::shared_ptr<const Model>> models[] = {{"gpt", gpt()},
+                                                                         {"mlp", mlp()}};
+  std::mt19937 random(Catch::rngSeed());
+  for (const auto& [name, model] : models)
+    for (const Entry& entry : strategies)
+      for (const bool recompute : {false, true}) {
+        if (!std::getenv("PIPER_LONG") && random() % 5 != 0)
+          continue;
+        INFO(name << " " << entry.expression << (recompute ? " recomputed" : ""));
+        ir::Strategy strategy = strategy_of(entry.expression);
+        if (recompute)
+          strategy.recompute({{"layer", "*"}});
+        const auto cluster = trained(model, strategy, entry.devices);
+        const auto bounds =
+            ir::bound_memory(cluster->plans(), *model->spec, executor::OptimizerSpec().state());
+        REQUIRE(bounds.ok());
+        REQUIRE(bounds->size() == entry.devices);
+        for (const ir::MemoryBound& bound : *bounds) {
+          INFO("device " << bound.device);
+          const int64_t measured = cluster->device(bound.device).peak_bytes();
+          CHECK(measured <= bound.peak());
+          CHECK(static_cast<double>(bound.peak()) <= entry.most * static_cast<double>(measured));
+        }
+      }
+}
+
+TEST_CASE("the peak of calls that a group cuts is foretold from that of the whole call") {
+  auto made = models::make_llama(
+      R"({"layers": 2, "d_model": 64, "heads": 4, "kv_heads": 2, "d_ff": 128, "seq": 16,
+          "batch": 16, "dtype": "float32"})");
+  REQUIRE(made.ok());
+  const auto model = std::make_shared<const Model>(*std::move(made));
+  for (const auto& [expression, devices] :
+       {std::pair("tp:2", 2U), {"sp:2", 2U}, {"tp:2xzero1:2", 4U}, {"tp:2x1f1b:2", 4U}}) {
+    const auto cluster = trained(model, named(expression, 4), devices);
+    const auto bounds =
+        ir::bound_memory(cluster->plans(), *model->spec, executor::OptimizerSpec().state());
+    REQUIRE(bounds.ok());
+    for (const ir::MemoryBound& bound : *bounds) {
+      const int64_t measured = cluster->device(bound.device).peak_bytes();
+      INFO(expression << " device " << bound.device << ": " << measured << " of " << bound.peak());
+      CHECK(measured <= bound.peak());
+      CHECK(static_cast<double>(bound.peak()) <= 1.2 * static_cast<double>(measured));
+    }
+  }
+}
+
+TEST_CASE("a strategy that would pass the cap is refused when it is compiled") {
+  const auto model = gpt();
+  compiler::CompileOptions options;
+  options.optimizer = executor::OptimizerSpec().state();
+  const auto strategy = named("1f1b:2", 8);
+  const auto compiled = compiler::compile(model->spec, strategy, options);
+  REQUIRE(compiled.ok());
+  int64_t most = 0;
+  const auto bounds = ir::bound_memory(compiled->plans, *model->spec, options.optimizer);
+  REQUIRE(bounds.ok());
+  for (const auto& bound : *bounds)
+    most = std::max(most, bound.peak());
+  options.memory_cap = most;
+  CHECK(compiler::compile(model->spec, strategy, options).ok());
+  options.memory_cap = most - 1;
+  const auto refused = compiler::compile(model->spec, strategy, options);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().kind == ErrorKind::OutOfMemory);
+  CHECK(refused.error().where.find("device 0, role g0, ") == 0);
+  CHECK(refused.error().message.find(fmt::format("up to {} bytes may be live, the cap is {}: "
+                                                 "parameters 873472, gradients 873472",
+                                                 most, most - 1)) == 0);
+  CHECK(refused.error().message.find("; most was left by F embed..mlp3 @") != std::string::npos);
+  CHECK(refused.error().hint.find("shard the state over replicas") == 0);
 }

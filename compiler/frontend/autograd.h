@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace piper::executor {
+namespace piper {
 
 /// What a chunk keeps for a later pass: a Saved or a Deferred slot.
 struct ChunkContext {
@@ -73,4 +73,4 @@ struct BackwardChunk {
 /// `parts` added left to right. Never writes into one of them.
 at::Tensor sum(const std::vector<at::Tensor*>& parts);
 
-} // namespace piper::executor
+} // namespace piper

@@ -1,6 +1,4 @@
-#include "actors/executor/memory.h"
-
-#include "actors/executor/device.h"
+#include "compiler/frontend/memory.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
@@ -10,7 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-namespace piper::executor {
+namespace piper {
 namespace {
 
 thread_local Holder* current_holder = nullptr;
@@ -89,11 +87,15 @@ void Holder::charge(int64_t bytes) {
   int64_t peak = account_.peak_.load(std::memory_order_relaxed);
   while (live > peak && !account_.peak_.compare_exchange_weak(peak, live)) {
   }
+  if (account_.trace_)
+    account_.trace_->push_back(live);
 }
 
 void Holder::credit(int64_t bytes) noexcept {
   live_.fetch_sub(bytes, std::memory_order_relaxed);
-  account_.live_.fetch_sub(bytes, std::memory_order_relaxed);
+  const int64_t live = account_.live_.fetch_sub(bytes, std::memory_order_relaxed) - bytes;
+  if (account_.trace_)
+    account_.trace_->push_back(live);
   account_.release(); // may take this holder with it
 }
 
@@ -182,4 +184,4 @@ std::string format_bytes(int64_t bytes) {
   return fmt::format("{:.1f} TB", value / 1000);
 }
 
-} // namespace piper::executor
+} // namespace piper

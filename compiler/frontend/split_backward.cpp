@@ -1,4 +1,4 @@
-#include "actors/executor/split_backward.h"
+#include "compiler/frontend/split_backward.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -9,7 +9,7 @@
 #include <memory>
 #include <unordered_map>
 
-namespace piper::executor {
+namespace piper {
 
 namespace autograd = torch::autograd;
 using autograd::Edge;
@@ -159,7 +159,6 @@ void backward_inputs(const autograd::edge_list& roots, const autograd::variable_
   for (const auto& parameter : reach.early())
     wanted.emplace_back(parameter, 0);
   const size_t first_kept = wanted.size();
-  std::vector<Node*> split; // where the way to a leaf and one to weights part
   std::vector<std::pair<Node*, uintptr_t>> hooks;
   for (const auto& node : reach.order()) {
     if (!reach.to_leaf(node.get()))
@@ -173,7 +172,7 @@ void backward_inputs(const autograd::edge_list& roots, const autograd::variable_
                          node->add_post_hook(std::make_unique<ReleaseWhenRun>(node.get())));
       continue;
     }
-    split.push_back(node.get());
+    // Here the way to a leaf and one to weights part.
     for (uint32_t input = 0; input < node->num_inputs(); ++input)
       wanted.emplace_back(node, input); // its incoming gradient
   }
@@ -194,11 +193,13 @@ void backward_inputs(const autograd::edge_list& roots, const autograd::variable_
       deferred.roots.push_back(wanted[i]);
       deferred.gradients.push_back(found[i]);
     }
-  // What has been computed is not computed again, nor kept for it.
-  for (Node* node : split)
-    for (Edge& edge : node->next_edges())
-      if (edge.function && !reach.to_weights_alone(edge.function.get()))
-        edge = Edge();
+  // What has been computed is not computed again, nor kept: what a node saved refers to the nodes
+  // before it, and these to the leaves.
+  for (const auto& node : reach.order())
+    if (reach.to_leaf(node.get()))
+      for (Edge& edge : node->next_edges())
+        if (edge.function && !reach.to_weights_alone(edge.function.get()))
+          edge = Edge();
 }
 
 void backward_weights(ChunkContext& deferred) {
@@ -210,4 +211,4 @@ void backward_weights(ChunkContext& deferred) {
   deferred.gradients.clear();
 }
 
-} // namespace piper::executor
+} // namespace piper

@@ -1,13 +1,13 @@
-#include "actors/executor/autograd.h"
+#include "compiler/frontend/autograd.h"
 
-#include "actors/executor/split_backward.h"
+#include "compiler/frontend/split_backward.h"
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
-namespace piper::executor {
+namespace piper {
 
 namespace autograd = torch::autograd;
 
@@ -116,4 +116,4 @@ void BackwardChunk::run() {
   context->clear();
 }
 
-} // namespace piper::executor
+} // namespace piper

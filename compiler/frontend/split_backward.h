@@ -4,9 +4,9 @@
 // (arXiv 2401.10241).
 #pragma once
 
-#include "actors/executor/autograd.h"
+#include "compiler/frontend/autograd.h"
 
-namespace piper::executor {
+namespace piper {
 
 /// Gradients of `leaves`, left in their .grad, given those of `roots`; gradients of parameters of
 /// one dimension are added to at once, since their sums are cheap and would keep an activation's
@@ -19,4 +19,4 @@ void backward_inputs(const torch::autograd::edge_list& roots,
 /// Adds to the gradients of the parameters that `deferred` is for, and clears it.
 void backward_weights(ChunkContext& deferred);
 
-} // namespace piper::executor
+} // namespace piper

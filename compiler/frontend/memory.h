@@ -17,9 +17,12 @@
 #include <unordered_map>
 #include <vector>
 
-namespace piper::executor {
+namespace piper {
 
-struct MemoryHolder;
+struct MemoryHolder {
+  std::string what; ///< "parameters", "gradients", "optimizer", "activations of F attn3 @2", …
+  int64_t bytes = 0;
+};
 class MemoryAccount;
 
 /// What a device's memory is held for. Lives as long as its account.
@@ -58,6 +61,9 @@ public:
   int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
   /// From here on `peak` tells of what is held from here on. Not while others allocate.
   void reset_peak() { peak_.store(live(), std::memory_order_relaxed); }
+  /// Appends to `trace` what is live after each change from here on, until it is given null. Not
+  /// while others allocate.
+  void record(std::vector<int64_t>* trace) { trace_ = trace; }
   /// Those that hold something, largest first.
   std::vector<MemoryHolder> holders() const;
   /// "parameters (1.2 MB), gradients (1.2 MB), …": the `count` largest.
@@ -74,6 +80,7 @@ private:
 
   const int64_t cap_;
   std::atomic<int64_t> live_{0}, peak_{0};
+  std::vector<int64_t>* trace_ = nullptr;
   std::atomic<int64_t> references_{1}; ///< the owner's, and one a block of memory
   mutable std::mutex mutex_;           ///< of the two below
   std::deque<Holder> holders_;
@@ -100,4 +107,4 @@ at::Tensor take_over(at::Tensor tensor, Holder& holder);
 /// "512 B", "1.5 MB"
 std::string format_bytes(int64_t bytes);
 
-} // namespace piper::executor
+} // namespace piper

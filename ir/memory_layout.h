@@ -1,0 +1,26 @@
+// Internal to ir/: what the instructions of a role allocate and who holds it, as the executor does.
+#pragma once
+
+#include "ir/plan.h"
+
+namespace piper::ir {
+
+/// A piece of memory: from the start of one instruction to the end of the last of some.
+struct Storage {
+  enum class Kind : uint8_t { Values, Saved, Working } kind = Kind::Values;
+  int64_t bytes = 0; ///< of working memory also negative: see below
+  uint32_t made = 0; ///< by this instruction
+  struct Drop {
+    uint32_t instruction = 0;
+    bool delivery = false; ///< a Send: when its message has been received
+    bool operator==(const Drop&) const = default;
+  };
+  std::vector<Drop> drops; ///< all of them must have happened
+};
+
+/// The storages of a role. A storage that several slots share, such as an activation that a chunk
+/// keeps, is there once. Working memory of an instruction is how far it goes beyond what there was
+/// before and the storages that it makes: it lets go of what its chunks saved as it goes.
+std::vector<Storage> storages_of(const PlanSet& plans, const ModelSpec& model, const Plan& plan);
+
+} // namespace piper::ir
