@@ -80,6 +80,7 @@ std::string to_json(const Metrics& metrics) {
                        {"process", d.process},
                        {"role", d.role},
                        {"peak_bytes", d.peak_bytes},
+                       {"offloaded_bytes", d.offloaded_bytes},
                        {"busy_seconds", d.busy_seconds},
                        {"idle_seconds", d.idle_seconds},
                        {"bytes_sent", d.bytes_sent}});

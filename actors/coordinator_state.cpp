@@ -220,6 +220,7 @@ Actions CoordinatorState::report(Time now, const OpReport& report) {
     return {};
   DeviceReport& figures = metrics_.devices[report.device];
   figures.peak_bytes = std::max(figures.peak_bytes, report.peak_bytes);
+  figures.offloaded_bytes = std::max(figures.offloaded_bytes, report.offloaded_bytes);
   figures.busy_seconds += report.busy_seconds;
   figures.idle_seconds += report.idle_seconds;
   figures.bytes_sent += report.bytes_sent;

@@ -36,6 +36,7 @@ executor::DeviceOptions device_options(const Offer& offer, DeviceIndex index) {
   return {.index = index,
           .threads = offer.threads,
           .memory_cap = offer.memory_cap,
+          .offload_directory = offer.offload_directory,
           .seed = offer.seed,
           .optimizer = offer.optimizer,
           .deadline = std::chrono::milliseconds(offer.deadline_ms),

@@ -186,6 +186,7 @@ Result<void> DeviceRunner::try_op(const Op& op, OpReport& report) {
   }
   report.bytes_sent = endpoint_.bytes_sent() - sent_before;
   report.peak_bytes = device_.peak_bytes();
+  report.offloaded_bytes = device_.offloaded_peak();
   return result;
 }
 

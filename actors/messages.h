@@ -46,7 +46,8 @@ template <class Inspector> typename Inspector::result_type inspect(Inspector& f,
 }
 template <class Inspector> typename Inspector::result_type inspect(Inspector& f, OpReport& x) {
   return f(caf::meta::type_name("piper.report"), x.device, x.seq, x.epoch, x.ok, x.error, x.losses,
-           x.grad_norm, x.busy_seconds, x.idle_seconds, x.bytes_sent, x.peak_bytes, x.hashes);
+           x.grad_norm, x.busy_seconds, x.idle_seconds, x.bytes_sent, x.peak_bytes,
+           x.offloaded_bytes, x.hashes);
 }
 template <class Inspector> typename Inspector::result_type inspect(Inspector& f, EpochSummary& x) {
   return f(caf::meta::type_name("piper.epoch"), x.epoch, x.strategy, x.compile_seconds, x.roles,
@@ -62,7 +63,7 @@ template <class Inspector> typename Inspector::result_type inspect(Inspector& f,
 template <class Inspector> typename Inspector::result_type inspect(Inspector& f, Offer& x) {
   return f(caf::meta::type_name("piper.offer"), x.process, x.processes, x.devices, x.model_name,
            x.model_config, x.model, x.transport, x.spin, x.link_latency_ns, x.link_bandwidth,
-           x.threads, x.memory_cap, x.seed, x.deadline_ms, x.optimizer);
+           x.threads, x.memory_cap, x.offload_directory, x.seed, x.deadline_ms, x.optimizer);
 }
 
 // To the coordinator, from the façade.

@@ -87,6 +87,7 @@ struct OpReport {
   double busy_seconds = 0, idle_seconds = 0;
   uint64_t bytes_sent = 0;                           ///< during the operation
   int64_t peak_bytes = 0;                            ///< so far
+  int64_t offloaded_bytes = 0;                       ///< at most so far
   std::vector<std::pair<uint32_t, uint64_t>> hashes; ///< of Hashes: parameter, hash
 };
 

@@ -36,7 +36,8 @@ struct DeviceReport {
   std::string process; ///< "main", "worker 1 (pid 123)"
   std::string role;    ///< in the current epoch; "" if idle
   int64_t peak_bytes = 0;
-  double busy_seconds = 0; ///< since the session started
+  int64_t offloaded_bytes = 0; ///< in another memory, at most
+  double busy_seconds = 0;     ///< since the session started
   double idle_seconds = 0;
   uint64_t bytes_sent = 0;
 };

@@ -36,6 +36,7 @@ struct Offer {
   // Of each of its devices:
   int32_t threads = 1;
   int64_t memory_cap = 0;
+  std::string offload_directory;
   uint64_t seed = 1;
   int64_t deadline_ms = 60'000;
   executor::OptimizerSpec optimizer;

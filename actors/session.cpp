@@ -189,6 +189,7 @@ Offer Session::Impl::offer() const {
   offer.link_bandwidth = options.link.bandwidth;
   offer.threads = options.threads_per_device;
   offer.memory_cap = options.memory_cap;
+  offer.offload_directory = options.offload_directory;
   offer.seed = options.seed;
   offer.deadline_ms = options.deadline.count();
   offer.optimizer = options.optimizer;

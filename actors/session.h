@@ -64,7 +64,9 @@ struct SessionOptions {
   transport::Link link; ///< every device sends through one as slow as this; default: unlimited
   bool overlap = true;  ///< false: a device does one thing at a time, to see what overlap is worth
   int threads_per_device = 1;
-  int64_t memory_cap = 0; ///< bytes a device; 0: none
+  int64_t memory_cap = 0;        ///< bytes a device; 0: none
+  std::string offload_directory; ///< of the files that `offload` moves to, in every process; empty:
+                                 ///< the system's for temporary files
   uint64_t seed = 1;
   executor::OptimizerSpec optimizer;
   int64_t eval_every = 0; ///< iterations between evaluations; 0: none

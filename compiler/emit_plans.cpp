@@ -65,6 +65,10 @@ Opcode opcode_of(Op op) {
     return Opcode::ZeroGrads;
   case Op::Redistribute:
     return Opcode::Redistribute;
+  case Op::Offload:
+    return Opcode::Offload;
+  case Op::Fetch:
+    return Opcode::Fetch;
   }
   return Opcode::Forward;
 }
@@ -200,7 +204,7 @@ private:
     for (const ValueRef& ref : node.outputs) {
       if (is_token(ref.kind))
         tokens_[ref] = self;
-      else if (!is_kept(ref.kind))
+      else if (!is_kept(ref.kind) || node.id.op == Op::Offload || node.id.op == Op::Fetch)
         instruction.outputs.push_back(new_slot(ref));
     }
     maker_.resize(plan_.slots.size(), self);

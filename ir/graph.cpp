@@ -29,8 +29,10 @@ constexpr std::array kOps = {"input",
                              "gather",
                              "release",
                              "zero-grads",
-                             "redistribute"};
-static_assert(kOps.size() == static_cast<size_t>(Op::Redistribute) + 1);
+                             "redistribute",
+                             "offload",
+                             "fetch"};
+static_assert(kOps.size() == static_cast<size_t>(Op::Fetch) + 1);
 
 /// A compact, self-delimiting encoding of nodes; all that a fingerprint needs.
 class Encoder {

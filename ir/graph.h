@@ -42,6 +42,8 @@ enum class Op : uint8_t {
   Release,        ///< drops what Gather brought
   ZeroGrads,      ///< room for the gradients of a whole bucket, until its ReduceScatter
   Redistribute,   ///< a value from the layout of one group to that of another on the same devices
+  Offload,        ///< moves what is kept for a backward to another memory
+  Fetch,          ///< moves it back
 };
 const char* to_string(Op op); ///< "F", "B", "BI", "BW", "send", …
 std::optional<Op> parse_op(std::string_view text);
@@ -70,6 +72,9 @@ constexpr bool adds_to_gradients(Op op) {
   return goes_backward(op) || op == Op::BackwardWeight;
 }
 
+/// Where what has been offloaded is, as the `part` of its ValueRef.
+inline constexpr uint32_t kInPool = 0, kFetched = 1;
+
 enum class ValueKind : uint8_t {
   Activation,   ///< a model value
   Gradient,     ///< its gradient
@@ -90,7 +95,8 @@ struct ValueRef {
   ValueKind kind = ValueKind::Activation;
   uint32_t subject = 0;          ///< ValueId, CallId or BucketId, by kind
   uint32_t part = CallId::kNone; ///< the reading call of a GradientPart (one that reads a value
-                                 ///< twice gives one part); which time, of a bucket's window
+                                 ///< twice gives one part); which time, of a bucket's window;
+                                 ///< of an Activation or Saved: kInPool, kFetched, or neither
   int32_t microbatch = kNoMicrobatch;
   GroupId at; ///< where this copy is; none before placement
   auto operator<=>(const ValueRef&) const = default;
@@ -99,7 +105,7 @@ struct ValueRef {
 /// Names a node. Does not depend on the order in which a graph was built.
 struct NodeId {
   Op op = Op::Forward;
-  ValueKind kind = ValueKind::Activation; ///< of what Send and Recv move
+  ValueKind kind = ValueKind::Activation; ///< of what Send, Recv, Offload and Fetch move
   uint32_t subject = 0;                   ///< CallId (first call), ValueId or BucketId, by op
   uint32_t part = Id<void>::kNone;        ///< as in ValueRef, for Add / Send / Recv and windows
   int32_t microbatch = kNoMicrobatch;
@@ -160,6 +166,9 @@ struct Bucket {
   bool shard_optimizer = false; ///< the optimizer's state (ZeRO-1)
   bool shard_grads = false;     ///< the gradients (ZeRO-2; implies the former)
   bool shard_params = false;    ///< the parameters (ZeRO-3; implies the former)
+  // What is kept of these arrays is in another memory.
+  bool offload_optimizer = false; ///< the optimizer's state
+  bool offload_params = false;    ///< the parameters (implies shard_params)
   bool operator==(const Bucket&) const = default;
 };
 /// In elements. Keeps every parameter on a cache line of its own.

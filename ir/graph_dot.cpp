@@ -32,6 +32,8 @@ const char* color_of(Op op) {
     return "lightsalmon";
   case Op::Send:
   case Op::Recv:
+  case Op::Offload:
+  case Op::Fetch:
     return "palegreen";
   case Op::AllReduce:
   case Op::ReduceScatter:

@@ -267,10 +267,11 @@ int64_t add_state(MemoryBound& bound, const PlanSet& set, const ModelSpec& model
       return is_sharded(bucket, kind) ? bytes / ranks : bytes;
     };
     most = std::max(most, bound.peak() + 2 * bytes);
-    bound.params += kept(StateKind::Param);
+    if (!bucket.offload_params)
+      bound.params += kept(StateKind::Param);
     bound.gradients += kept(StateKind::Grad);
     for (StateKind kind : kinds) {
-      if (kind == StateKind::Moment1 || kind == StateKind::Moment2)
+      if ((kind == StateKind::Moment1 || kind == StateKind::Moment2) && !bucket.offload_optimizer)
         bound.moments += kept(kind);
       else if (kind == StateKind::Step)
         bound.moments += size_of(DType::F64);
@@ -373,8 +374,9 @@ Result<void> verify_memory(const PlanSet& set, const ModelSpec& model,
     Error error{ErrorKind::OutOfMemory, std::move(message), fmt::format("device {}", bound.device),
                 state > cap / 2
                     ? "shard the state over replicas (shard_optimizer, shard_grads, shard_params), "
-                      "or spread the model over more devices"
-                    : "recompute activations, cut the batch into more microbatches, or spread the "
+                      "offload it, or spread the model over more devices"
+                    : "recompute or offload activations, cut the batch into more microbatches, or "
+                      "spread the "
                       "model over more devices"};
     if (!all.empty())
       error.where += ", " + wrong_instruction(set, role, all[bound.instruction], model, "").where;

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 namespace piper::ir {
 
@@ -42,12 +43,16 @@ public:
             make(Storage::Kind::Working, bytes_of(each.buckets[0]));
       else if (each.op == Opcode::Release || each.op == Opcode::ReduceScatter)
         close(windows, each);
+      else if (each.op == Opcode::Offload)
+        offload(each);
+      else if (each.op == Opcode::Fetch)
+        fetch(each);
       else if (each.op != Opcode::Seed) // that hands out a constant
         for (SlotId slot : each.outputs)
           if (slot)
             if (const uint32_t made = make_value(slot);
                 plan_.slots[slot.value].value.kind == ValueKind::Activation)
-              stored_[copy(value(slot), false)] = made;
+              store(copy(value(slot), false), made);
       if (each.op == Opcode::Redistribute)
         redistribute(each);
       if (each.op == Opcode::Send)
@@ -157,6 +162,28 @@ private:
             made ? makes(group_->layout) : reads(group_->layout)};
   }
 
+  void store(const Copy& value, uint32_t storage) {
+    stored_[value] = storage;
+    stored_in_[storage].push_back(value);
+  }
+
+  void offload(const Instruction& each) {
+    for (size_t i = 0; i < each.inputs.size(); ++i)
+      away_[each.outputs[i].value] = slots_[each.inputs[i].value];
+  }
+  /// What two chunks shared comes back for each of them.
+  void fetch(const Instruction& each) {
+    for (size_t i = 0; i < each.inputs.size(); ++i) {
+      const SlotId slot = each.outputs[i];
+      for (uint32_t old : away_[each.inputs[i].value]) {
+        const uint32_t fetched = make(storages_[old].kind, storages_[old].bytes);
+        hold(slot, fetched);
+        for (const Copy& value : std::exchange(stored_in_[old], {}))
+          store(value, fetched);
+      }
+    }
+  }
+
   /// Beside the value that it makes. A sum that is made in place counts as if it was not.
   void redistribute(const Instruction& each) {
     const Group& from = set_.groups[each.group.value];
@@ -241,7 +268,7 @@ private:
                                             later ? std::vector<Storage::Drop>{{at_, false}}
                                                   : std::vector<Storage::Drop>());
         live += storages_[storage].bytes;
-        stored_[copy(v, true)] = storage;
+        store(copy(v, true), storage);
       }
       if (!context)
         continue;
@@ -435,9 +462,11 @@ private:
   const ModelSpec& model_;
   const Plan& plan_;
   std::vector<Storage> storages_;
-  std::vector<std::vector<uint32_t>> slots_; ///< what each slot keeps alive
-  std::vector<uint32_t> dropped_by_;         ///< of each slot
-  std::map<Copy, uint32_t> stored_;          ///< of an activation, the storage that a forward made
+  std::vector<std::vector<uint32_t>> slots_;        ///< what each slot keeps alive
+  std::vector<uint32_t> dropped_by_;                ///< of each slot
+  std::map<Copy, uint32_t> stored_;                 ///< of an activation, the storage that it is in
+  std::map<uint32_t, std::vector<Copy>> stored_in_; ///< the inverse
+  std::map<uint32_t, std::vector<uint32_t>> away_;  ///< of a slot, the storages that left for it
   std::map<ValueId, int64_t> beyond_, beyond_gradient_;
   uint32_t at_ = 0, first_made_ = 0;
   int64_t rows_ = 0;             ///< of the instruction at hand, and

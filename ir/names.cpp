@@ -26,18 +26,22 @@ constexpr std::array<KindPrefix, 10> kPrefixes = {{{ValueKind::Gradient, "d."},
                                                    {ValueKind::Gathered, "gathered."},
                                                    {ValueKind::Zeroed, "zeroed."}}};
 
-bool is_of_bucket(ValueKind kind) {
+/// Whether the part is a number: which window of a bucket, or where a value is.
+bool has_numbered_part(ValueKind kind) {
   return kind == ValueKind::Reduced || kind == ValueKind::Updated || kind == ValueKind::Gathered ||
-         kind == ValueKind::Zeroed;
+         kind == ValueKind::Zeroed || kind == ValueKind::Activation || kind == ValueKind::Saved;
 }
 
 struct ShardingWord {
   bool Bucket::*member;
   const char* word;
 };
-constexpr std::array<ShardingWord, 3> kSharding = {{{&Bucket::shard_optimizer, "shard_optimizer"},
-                                                    {&Bucket::shard_grads, "shard_grads"},
-                                                    {&Bucket::shard_params, "shard_params"}}};
+constexpr std::array<ShardingWord, 5> kSharding = {
+    {{&Bucket::shard_optimizer, "shard_optimizer"},
+     {&Bucket::shard_grads, "shard_grads"},
+     {&Bucket::shard_params, "shard_params"},
+     {&Bucket::offload_optimizer, "offload_optimizer"},
+     {&Bucket::offload_params, "offload_params"}}};
 
 /// Whether a bare activation of that name would read as something else.
 bool reads_as_kind(std::string_view name) {
@@ -129,7 +133,7 @@ void append_subject(std::string& out, const Names& names, ValueKind kind, uint32
     break;
   }
   // Only a part of a gradient has one; "[]" keeps the two kinds of gradient apart without it.
-  if (part != kNone && is_of_bucket(kind)) {
+  if (part != kNone && has_numbered_part(kind)) {
     out += '#';
     append_int(out, part);
   } else if (part != kNone || kind == ValueKind::GradientPart) {
@@ -171,7 +175,7 @@ void read_subject(Reader& in, const Lookup& lookup, ValueKind& kind, uint32_t& s
     break;
   }
   part = kNone;
-  if (is_of_bucket(kind) && in.accept_adjacent('#')) {
+  if (has_numbered_part(kind) && in.accept_adjacent('#')) {
     part = in.index("which time");
   } else if (in.accept_adjacent('[')) {
     if (kind == ValueKind::Gradient)

@@ -27,7 +27,7 @@ const char* to_string(Opcode opcode) {
     return to_string(static_cast<Op>(opcode));
   return kOpcodes[static_cast<size_t>(opcode) - static_cast<size_t>(Opcode::CopyState)];
 }
-static_assert(static_cast<int>(Opcode::Redistribute) == static_cast<int>(Op::Redistribute) &&
+static_assert(static_cast<int>(Opcode::Fetch) == static_cast<int>(Op::Fetch) &&
               static_cast<int>(Opcode::Input) == static_cast<int>(Op::Input));
 
 namespace {
@@ -168,6 +168,7 @@ std::string PlanSet::name(RoleId role, const Instruction& instruction,
     break;
   case Opcode::Send:
   case Opcode::Loss:
+  case Opcode::Offload:
     append_values(instruction.inputs);
     break;
   case Opcode::Input:
@@ -175,6 +176,7 @@ std::string PlanSet::name(RoleId role, const Instruction& instruction,
   case Opcode::Add:
   case Opcode::Recv:
   case Opcode::Redistribute:
+  case Opcode::Fetch:
     append_values(instruction.outputs);
     break;
   case Opcode::Gather:

@@ -71,6 +71,8 @@ enum class Opcode : uint8_t {
   Release,
   ZeroGrads,
   Redistribute,
+  Offload,
+  Fetch,
   // Of migration plans.
   CopyState, ///< within the device: `source` to `target`
   SendState, ///< `source` to device `device`
@@ -108,10 +110,11 @@ struct Instruction {
                                ///< out. BackwardWeight: one Deferred slot a chunk. Add: the parts,
                                ///< left to right. Redistribute: the value; of an all-to-all, unless
                                ///< it moves the counts themselves, then these as its source and as
-                               ///< its target have them
+                               ///< its target have them. Offload, Fetch: any number
   std::vector<SlotId> outputs; ///< tensors made. Forward, Recompute: one Saved slot a chunk first,
                                ///< then what others read. BackwardInput: one Deferred slot a chunk
-                               ///< first (none for a chunk without parameters), then gradients
+                               ///< first (none for a chunk without parameters), then gradients.
+                               ///< Offload, Fetch: one for each input
   std::vector<SlotId> frees;   ///< slots that no later instruction reads: dropped when done
   std::vector<BucketId> buckets; ///< of what is_bucket_op: one. Commit: all
                                  ///< that the role holds

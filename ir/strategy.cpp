@@ -60,9 +60,9 @@ void Filter::add(Term term) {
 }
 
 const char* Directive::op() const {
-  constexpr std::array kOps = {"split",    "split_backward", "place",       "replicate", "order",
-                               "overlap",  "fuse",           "recompute",   "prefetch",  "tag",
-                               "schedule", "shard",          "shard_tensor"};
+  constexpr std::array kOps = {"split",    "split_backward", "place",        "replicate", "order",
+                               "overlap",  "fuse",           "recompute",    "prefetch",  "tag",
+                               "schedule", "shard",          "shard_tensor", "offload"};
   static_assert(kOps.size() == std::variant_size_v<DirectiveBody>);
   return kOps[body.index()];
 }
@@ -104,6 +104,9 @@ Strategy& Strategy::fuse(Filter filter) {
 }
 Strategy& Strategy::recompute(Filter filter) {
   return add(Recompute{std::move(filter)});
+}
+Strategy& Strategy::offload(Offload directive) {
+  return add(std::move(directive));
 }
 Strategy& Strategy::prefetch(Filter filter, int64_t distance) {
   return add(Prefetch{std::move(filter), distance});

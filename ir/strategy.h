@@ -5,10 +5,12 @@
 #include "ir/ids.h"
 #include "ir/result.h"
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -134,8 +136,22 @@ struct Recompute {
   Filter filter;
   bool operator==(const Recompute&) const = default;
 };
-/// How early the parameters of calls that match may be gathered, where they are sharded: while the
-/// use of the `distance`-th gathered bucket before it begins. 0: when they are needed.
+/// Keep in another memory what the calls that match need only now and then: what their forwards
+/// keep for their backwards (arXiv 1602.08124), the optimizer's state of their parameters (arXiv
+/// 2101.06840), the parameters themselves (arXiv 2104.07857).
+struct Offload {
+  Filter filter;
+  bool activations = true, optimizer = false, params = false;
+  bool operator==(const Offload&) const = default;
+};
+/// The words of the JSON form.
+inline constexpr std::array<std::pair<const char*, bool Offload::*>, 3> kOffloaded = {
+    {{"activations", &Offload::activations},
+     {"optimizer", &Offload::optimizer},
+     {"params", &Offload::params}}};
+/// How early the parameters of calls that match may be gathered, where they are sharded, and what
+/// they have offloaded fetched: while the `distance`-th such use before theirs begins. 0: when they
+/// are needed.
 struct Prefetch {
   Filter filter;
   int64_t distance = 1;
@@ -160,8 +176,9 @@ struct Schedule {
   bool operator==(const Schedule&) const = default;
 };
 
-using DirectiveBody = std::variant<Split, SplitBackward, Place, Replicate, Order, Overlap, Fuse,
-                                   Recompute, Prefetch, TagCalls, Schedule, Shard, ShardTensor>;
+using DirectiveBody =
+    std::variant<Split, SplitBackward, Place, Replicate, Order, Overlap, Fuse, Recompute, Prefetch,
+                 TagCalls, Schedule, Shard, ShardTensor, Offload>;
 
 /// Where a directive was written.
 struct Origin {
@@ -197,6 +214,7 @@ struct Strategy {
   Strategy& overlap(Filter a, Filter b);
   Strategy& fuse(Filter filter);
   Strategy& recompute(Filter filter);
+  Strategy& offload(Offload directive);
   Strategy& prefetch(Filter filter, int64_t distance);
   Strategy& tag(Filter filter, std::string name, int64_t index);
   Strategy& schedule(std::string expression, int64_t microbatches = 0);

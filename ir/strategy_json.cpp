@@ -97,6 +97,14 @@ Json json_of(const DirectiveBody& body) {
                  },
                  [&](const Fuse& d) { out["filter"] = json_of(d.filter); },
                  [&](const Recompute& d) { out["filter"] = json_of(d.filter); },
+                 [&](const Offload& d) {
+                   out["filter"] = json_of(d.filter);
+                   Json what = Json::array();
+                   for (const auto& [name, member] : kOffloaded)
+                     if (d.*member)
+                       what.push_back(name);
+                   out["what"] = std::move(what);
+                 },
                  [&](const Prefetch& d) {
                    out["filter"] = json_of(d.filter);
                    out["distance"] = d.distance;

@@ -26,12 +26,11 @@ struct Unavailable {
   const char* instead;
 };
 constexpr Unavailable kUnavailable[] = {
-    {"offload", "leave it out; \"split\" into more microbatches lowers the peak"},
     {"mirror", "leave it out; \"replicate\" keeps a copy on each of its devices"},
 };
 const std::vector<std::string> kOps = {
-    "split",     "split_backward", "place", "replicate", "order", "overlap",     "fuse",
-    "recompute", "prefetch",       "tag",   "schedule",  "shard", "shard_tensor"};
+    "split",     "split_backward", "place", "replicate", "order", "overlap",      "fuse",
+    "recompute", "prefetch",       "tag",   "schedule",  "shard", "shard_tensor", "offload"};
 
 struct Document {
   Json json;
@@ -242,6 +241,26 @@ Replicate read_replicate(const Fields& in) {
   return out;
 }
 
+Offload read_offload(const Fields& in) {
+  in.allow_only({"filter", "what"});
+  Offload out{.filter = in.filter("filter")};
+  if (!in.find({"what"}))
+    return out;
+  out.activations = false;
+  const std::vector<std::string> what = in.strings("what");
+  for (const std::string& each : what) {
+    const auto known = std::find_if(kOffloaded.begin(), kOffloaded.end(),
+                                    [&](const auto& kind) { return each == kind.first; });
+    if (known == kOffloaded.end())
+      in.fail(fmt::format("\"{}\" cannot be offloaded", each),
+              "\"what\" is a list of \"activations\", \"optimizer\", \"params\"");
+    out.*known->second = true;
+  }
+  if (what.empty())
+    in.fail("\"what\" is empty", "name what is offloaded, or leave the directive out");
+  return out;
+}
+
 /// What Shard and ShardTensor share.
 template <class Sharding> Sharding read_sharding(const Fields& in) {
   Sharding out{.filter = in.filter("filter"), .devices = in.devices()};
@@ -313,6 +332,8 @@ DirectiveBody read_body(const std::string& op, const Fields& in) {
     in.allow_only({"filter"});
     return Recompute{in.filter("filter")};
   }
+  if (op == "offload")
+    return read_offload(in);
   if (op == "prefetch") {
     in.allow_only({"filter", "distance"});
     return Prefetch{in.filter("filter"),

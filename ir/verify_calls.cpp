@@ -90,6 +90,12 @@ public:
     backward_.assign(entries, kNone);
     weight_.assign(entries, kNone);
     losses_.assign(static_cast<size_t>(set_.microbatches), kNone);
+    for (uint32_t s = 0; s < view.plan.slots.size(); ++s)
+      origin_.emplace_back(s);
+    for (const Instruction& each : view.plan.instructions)
+      if (each.op == Opcode::Offload || each.op == Opcode::Fetch)
+        for (size_t i = 0; i < each.inputs.size(); ++i)
+          origin_[each.outputs[i].value] = origin_[each.inputs[i].value];
   }
 
   Result<void> run() {
@@ -156,7 +162,7 @@ private:
                                              "microbatch",
                                              before_name));
       const auto kept = static_cast<size_t>(same - other.chunks.begin());
-      if (kept >= other.outputs.size() || other.outputs[kept] != each.inputs[c])
+      if (kept >= other.outputs.size() || other.outputs[kept] != origin_[each.inputs[c].value])
         return view_.wrong(each, fmt::format("it does not begin with what the {} of its microbatch "
                                              "kept",
                                              before_name));
@@ -236,6 +242,7 @@ private:
   const Places& places_;
   std::vector<CallId> calls_;   ///< of which the role runs a microbatch
   std::vector<uint32_t> local_; ///< of each call, its place in calls_
+  std::vector<SlotId> origin_;  ///< of each slot, the one whose contents were moved there
   // By call and microbatch, and by microbatch: instructions.
   std::vector<uint32_t> forward_, again_, backward_, weight_, losses_;
 };

@@ -209,6 +209,11 @@ private:
       return wrong(node, fmt::format("{} names what does not exist", graph_.name(ref)));
     const bool of_window = ref.kind == ValueKind::Reduced || ref.kind == ValueKind::Gathered ||
                            ref.kind == ValueKind::Zeroed;
+    if (ref.part != kNone && (ref.kind == ValueKind::Activation || ref.kind == ValueKind::Saved)) {
+      if (ref.part > kFetched)
+        return wrong(node, fmt::format("{} is in no memory", graph_.name(ref)));
+      return check_place(node, ref.microbatch, ref.at);
+    }
     if ((ref.part != kNone) != (ref.kind == ValueKind::GradientPart) && !of_window)
       return wrong(node, fmt::format("{} must name a part exactly if it is a part of a gradient",
                                      graph_.name(ref)));

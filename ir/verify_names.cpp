@@ -70,7 +70,8 @@ Result<void> needs(const RoleView& view, const Instruction& each) {
                       fmt::format("it has no place in a plan of kind {}", to_string(set.kind)));
   const bool of_training =
       adds_to_gradients(each.op) || each.op == Opcode::Seed || each.op == Opcode::Recompute ||
-      each.op == Opcode::Add || each.op == Opcode::Update || each.op == Opcode::ZeroGrads ||
+      each.op == Opcode::Offload || each.op == Opcode::Fetch || each.op == Opcode::Add ||
+      each.op == Opcode::Update || each.op == Opcode::ZeroGrads ||
       (is_collective(each.op) && each.op != Opcode::Gather && each.op != Opcode::Redistribute);
   if (set.kind == PlanKind::Eval && of_training)
     return view.wrong(each, "an evaluation neither goes backward nor updates");

@@ -36,11 +36,17 @@ private:
   static bool is_kept(ValueKind kind) {
     return kind == ValueKind::Saved || kind == ValueKind::Deferred;
   }
+  /// To another memory and back.
+  static bool is_movable(ValueKind kind) {
+    return kind == ValueKind::Activation || kind == ValueKind::Saved;
+  }
   const ValueRef& ref(SlotId slot) const { return view_.plan.slots[slot.value].value; }
 
   Result<void> check_slot(SlotId slot) const {
     const Slot& its = view_.plan.slots[slot.value];
     const ValueKind kind = its.value.kind;
+    if (is_movable(kind) && its.value.part != CallId::kNone && its.value.part > kFetched)
+      return view_.wrong(fmt::format("slot s{} is in no memory", slot.value));
     const size_t subjects = is_kept(kind) ? model_.calls.size() : model_.values.size();
     if (kind > ValueKind::Deferred || its.value.subject >= subjects)
       return view_.wrong(fmt::format("slot s{} is for what does not exist", slot.value));
@@ -94,8 +100,7 @@ private:
 
   /// The value itself, and where its rows are told apart by expert, the counts at both ends.
   Result<void> check_redistribute(const Instruction& each) const {
-    const Move move =
-        *move_between(set_.groups[each.group.value], set_.groups[each.self.value]);
+    const Move move = *move_between(set_.groups[each.group.value], set_.groups[each.self.value]);
     if (each.inputs.empty() || each.outputs.size() != 1)
       return view_.wrong(each, "it moves one value");
     ValueRef moved = ref(each.inputs[0]);
@@ -113,6 +118,21 @@ private:
           its.at != at)
         return view_.wrong(
             each, fmt::format("it does not read the counts of {} at both ends", value.name));
+    return {};
+  }
+
+  /// Its outputs are its inputs, in another memory.
+  Result<void> check_moved(const Instruction& each, uint32_t from, uint32_t to) const {
+    PIPER_CHECK_OK(check_counts(each, std::max<size_t>(each.inputs.size(), 1), each.inputs.size()));
+    for (size_t i = 0; i < each.inputs.size(); ++i) {
+      ValueRef moved = ref(each.inputs[i]);
+      if (!is_movable(moved.kind) || moved.part != from)
+        return wrong_slot(each, each.inputs[i], "where it moves values from");
+      moved.part = to;
+      moved.at = ref(each.outputs[i]).at;
+      if (moved != ref(each.outputs[i]))
+        return wrong_slot(each, each.outputs[i], "the value that it moves");
+    }
     return {};
   }
 
@@ -140,10 +160,16 @@ private:
   }
 
   Result<void> check(const Instruction& each) {
-    for (SlotId slot : each.inputs)
+    for (SlotId slot : each.inputs) {
       PIPER_CHECK_OK(check_place(each, slot, true));
+      if (is_movable(ref(slot).kind) && ref(slot).part == kInPool && each.op != Opcode::Fetch)
+        return wrong_slot(each, slot, "in the device's memory");
+    }
     for (SlotId slot : each.outputs)
-      if (slot)
+      if (slot && is_movable(ref(slot).kind) && ref(slot).part != CallId::kNone &&
+          each.op != Opcode::Offload && each.op != Opcode::Fetch)
+        return wrong_slot(each, slot, "where what it makes is");
+      else if (slot)
         PIPER_CHECK_OK(check_place(each, slot, false));
       else if (each.op != Opcode::Forward && each.op != Opcode::Recompute &&
                each.op != Opcode::BackwardInput)
@@ -187,6 +213,10 @@ private:
     }
     case Opcode::Redistribute:
       return check_redistribute(each);
+    case Opcode::Offload:
+      return check_moved(each, CallId::kNone, kInPool);
+    case Opcode::Fetch:
+      return check_moved(each, kInPool, kFetched);
     default:
       return check_counts(each, 0, 0);
     }

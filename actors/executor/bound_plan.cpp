@@ -81,10 +81,12 @@ public:
 private:
   using Bound = Result<std::unique_ptr<BoundInstruction>>;
   void bind_streams();
+  void find_origins();
   void find_roots();
   Bound bind(const Instruction& instruction);
   Bound bind_input(const Instruction& instruction);
   Bound bind_forward(const Instruction& instruction);
+  Bound bind_offload(const Instruction& instruction);
   Bound bind_seed(const Instruction& instruction);
   Bound bind_backward(const Instruction& instruction);
   Bound bind_backward_weight(const Instruction& instruction);
@@ -107,6 +109,7 @@ private:
   bool is_context(SlotId id) const {
     return spec(id).value.kind == ValueKind::Saved || spec(id).value.kind == ValueKind::Deferred;
   }
+  ChunkContext* context(SlotId id) { return &bound_->contexts[origin_[id.value].value]; }
   ValueId value(SlotId id) const { return ValueId(spec(id).value.subject); }
   Result<DeviceIndex> peer(const Instruction& instruction) const;
   Result<BucketState*> bucket(BucketId id) const;
@@ -136,6 +139,10 @@ private:
   const RoleId role_;
   const Plan& plan_;
   std::shared_ptr<BoundPlan> bound_;
+  std::vector<SlotId> origin_; ///< of each slot, the one whose contents were moved there
+  std::set<SlotId> moved_;     ///< what chunks keep that is moved
+  /// Parameters and buffers, which do not move with what is kept.
+  std::shared_ptr<FixedStorages> fixed_ = std::make_shared<FixedStorages>();
   std::map<SlotId, std::vector<ValueId>> roots_; ///< of each Saved slot: values with a gradient
 };
 
@@ -144,6 +151,7 @@ Result<std::shared_ptr<BoundPlan>> Binder::bind() {
   bound_->slots.resize(plan_.slots.size());
   bound_->contexts.resize(plan_.slots.size());
   bind_streams();
+  find_origins();
   find_roots();
   std::vector<std::string> recorder(plan_.events);
   for (uint32_t e = 0; e < plan_.events; ++e)
@@ -169,9 +177,10 @@ Result<std::shared_ptr<BoundPlan>> Binder::bind() {
                                                                 : "tensors of ";
     task->holder = &context_.account.holder(made_here + called);
     for (SlotId id : instruction.frees) {
-      if (is_context(id))
-        task->free_contexts.push_back(&bound_->contexts[id.value]);
-      else
+      const bool moves = instruction.op == Opcode::Offload || instruction.op == Opcode::Fetch;
+      if (is_context(id) && !moves) // or it lives on under another name
+        task->free_contexts.push_back(context(id));
+      else if (!is_context(id))
         task->free_tensors.push_back(slot(id));
     }
     std::vector<Event*> waits;
@@ -198,6 +207,24 @@ void Binder::bind_streams() {
   }
 }
 
+/// What is moved to another memory and back keeps its context.
+void Binder::find_origins() {
+  for (uint32_t s = 0; s < plan_.slots.size(); ++s)
+    origin_.emplace_back(s);
+  for (const Instruction& instruction : plan_.instructions)
+    if (instruction.op == Opcode::Offload || instruction.op == Opcode::Fetch)
+      for (size_t i = 0; i < instruction.inputs.size(); ++i) {
+        origin_[instruction.outputs[i].value] = origin_[instruction.inputs[i].value];
+        if (instruction.op == Opcode::Offload && is_context(instruction.inputs[i]))
+          moved_.insert(instruction.inputs[i]);
+      }
+  if (moved_.empty() || !bound_->state)
+    return;
+  for (const BucketState& bucket : bound_->state->buckets())
+    if (bucket.spec)
+      fixed_->insert(bucket.param.storage().unsafeGetStorageImpl());
+}
+
 /// Which outputs of a chunk get a gradient is known from its Backward: from outside the
 /// instruction, or from a later chunk of it.
 void Binder::find_roots() {
@@ -212,7 +239,7 @@ void Binder::find_roots() {
     for (size_t c = 0; c < chunks; ++c)
       for (ValueId v : wirings[c].makes)
         if (contains(given, v) || (model_.value(v).differentiable && read_after(wirings, c, v)))
-          roots_[instruction.inputs[c]].push_back(v);
+          roots_[origin_[instruction.inputs[c].value]].push_back(v);
   }
 }
 
@@ -230,6 +257,9 @@ Binder::Bound Binder::bind(const Instruction& instruction) {
     return bind_backward(instruction);
   case Opcode::BackwardWeight:
     return bind_backward_weight(instruction);
+  case Opcode::Offload:
+  case Opcode::Fetch:
+    return bind_offload(instruction);
   case Opcode::Add:
     return bind_add(instruction);
   case Opcode::Loss:
@@ -296,7 +326,9 @@ Binder::Bound Binder::bind_forward(const Instruction& instruction) {
   for (size_t c = 0; c < wirings.size(); ++c) {
     ForwardChunk& chunk = bound->chunks.emplace_back();
     const SlotId context = train ? instruction.outputs[c] : SlotId();
-    chunk.context = context ? &bound_->contexts[context.value] : nullptr;
+    chunk.context = context ? this->context(context) : nullptr;
+    if (context && moved_.contains(context))
+      chunk.context->saved = std::make_shared<SavedTensors>(fixed_);
     std::map<ValueId, uint32_t> locals;
     auto local = [&](ValueId v) {
       return locals.try_emplace(v, static_cast<uint32_t>(locals.size())).first->second;
@@ -323,6 +355,8 @@ Binder::Bound Binder::bind_forward(const Instruction& instruction) {
       for (ValueId v : spec.outputs)
         call.outputs.push_back(local(v));
       call.arguments.resize(spec.inputs.size());
+      if (!moved_.empty())
+        add_buffers(*module, *fixed_);
       bound_->modules.push_back(std::move(module));
     }
     for (ValueId v : wirings[c].makes) {
@@ -347,6 +381,17 @@ Binder::Bound Binder::bind_forward(const Instruction& instruction) {
   if (!targets.empty())
     return internal_error(fmt::format("its calls don't make '{}', which is among its outputs",
                                       model_.value(targets.begin()->first).name));
+  return Bound(std::move(bound));
+}
+
+Binder::Bound Binder::bind_offload(const Instruction& instruction) {
+  auto bound = std::make_unique<OffloadInstruction>();
+  bound->pool = instruction.op == Opcode::Offload ? &context_.pool : nullptr;
+  for (size_t i = 0; i < instruction.inputs.size(); ++i)
+    if (is_context(instruction.inputs[i]))
+      bound->contexts.push_back(context(instruction.inputs[i]));
+    else
+      bound->tensors.push_back({slot(instruction.inputs[i]), slot(instruction.outputs[i])});
   return Bound(std::move(bound));
 }
 
@@ -385,10 +430,10 @@ Binder::Bound Binder::bind_backward(const Instruction& instruction) {
   for (size_t c = chunks; c-- > 0;) {
     BackwardChunk& chunk = bound->chunks[c];
     const SlotId context = instruction.inputs[c];
-    chunk.context = &bound_->contexts[context.value];
+    chunk.context = this->context(context);
     if (deferred && instruction.outputs[c])
       chunk.deferred = &bound_->contexts[instruction.outputs[c].value];
-    for (ValueId v : roots_[context])
+    for (ValueId v : roots_[origin_[context.value]])
       chunk.roots.push_back({parts[v]});
     chunk.gradients.resize(chunk.roots.size());
     for (ValueId v : wirings[c].reads) {

@@ -39,7 +39,8 @@ struct BoundPlan {
   std::vector<std::unique_ptr<BoundStream>> streams;
   std::vector<at::Tensor> slots;                          ///< by SlotId
   std::map<ir::Team, std::vector<ir::DeviceIndex>> teams; ///< of its collectives
-  std::vector<ChunkContext> contexts; ///< by SlotId; those of Saved and Deferred slots are used
+  std::vector<ChunkContext> contexts; ///< by SlotId; those of Saved and Deferred slots are used,
+                                      ///< of what is moved to another memory the first
   std::vector<std::unique_ptr<Event>> events;
   std::vector<std::unique_ptr<BoundInstruction>> instructions;
   std::vector<Operation> program;
@@ -58,6 +59,7 @@ struct BindContext {
   const Model& model;
   RunState& run;
   MemoryAccount& account;
+  OffloadPool& pool;
   StreamBackend& backend;
   std::function<std::shared_ptr<Stream>(const std::string& name, bool compute)> stream;
   std::function<std::shared_ptr<EpochState>(ir::Epoch)> state; ///< null if there is none

@@ -45,6 +45,23 @@ Result<void> BackwardInstruction::execute() {
   return {};
 }
 
+Result<void> OffloadInstruction::execute() {
+  for (ChunkContext* context : contexts)
+    if (pool)
+      context->move_out([&](int64_t bytes) { return pool->empty(bytes, at::kByte); });
+    else
+      context->move_in();
+  for (const Move& move : tensors) {
+    const at::Tensor& source = *move.source;
+    at::Tensor target = pool
+                            ? pool->empty(source.numel(), source.scalar_type()).view(source.sizes())
+                            : at::empty(source.sizes(), source.options());
+    target.copy_(source);
+    *move.target = std::move(target);
+  }
+  return {};
+}
+
 void BackwardInstruction::clear() noexcept {
   for (BackwardChunk& chunk : chunks)
     for (at::Tensor& gradient : chunk.gradients)

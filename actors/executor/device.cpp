@@ -39,6 +39,7 @@ struct Device::Impl {
   Impl(DeviceOptions options_, std::shared_ptr<const Model> model_, transport::Endpoint& endpoint_)
       : options(std::move(options_)), model(std::move(model_)), endpoint(endpoint_),
         fingerprint(model->spec->fingerprint()), account(MemoryAccount::make(options.memory_cap)),
+        pool(OffloadPool::make(options.offload_directory)),
         backend({options.deadline, options.spin, options.threads}), interpreter(endpoint, options) {
   }
 
@@ -86,6 +87,7 @@ struct Device::Impl {
   transport::Endpoint& endpoint;
   const ir::Fingerprint fingerprint; ///< of the model
   const MemoryAccount::Ptr account;
+  const std::shared_ptr<OffloadPool> pool;
   CpuBackend backend;
   Interpreter interpreter;
 
@@ -101,7 +103,7 @@ struct Device::Impl {
 Result<std::shared_ptr<EpochState>>
 Device::Impl::state_for(const std::shared_ptr<const ir::PlanSet>& plans, const Prepared& prepared) {
   if (!prepared.state)
-    return EpochState::make(plans, *model->spec, options, *account);
+    return EpochState::make(plans, *model->spec, options, *account, *pool);
   if (!plans->buckets.empty() && plans->buckets != prepared.state->plans().buckets)
     return internal_error(
         fmt::format("two plans of epoch {} have different buckets", plans->epoch));
@@ -145,6 +147,7 @@ Result<void> Device::Impl::prepare(std::shared_ptr<const ir::PlanSet> plans) {
       *model,
       interpreter.state(),
       *account,
+      *pool,
       backend,
       [&](const std::string& name, bool compute) { return stream(name, compute); },
       [&](ir::Epoch wanted) { return wanted == epoch ? prepared.state : find(wanted).state; },
@@ -336,6 +339,9 @@ int64_t Device::live_bytes() const {
 }
 int64_t Device::peak_bytes() const {
   return impl_->account->peak();
+}
+int64_t Device::offloaded_peak() const {
+  return impl_->pool->peak();
 }
 std::vector<MemoryHolder> Device::holders() const {
   return impl_->account->holders();

@@ -39,8 +39,10 @@ struct OptimizerSpec {
 
 struct DeviceOptions {
   ir::DeviceIndex index = 0;
-  int threads = 1;        ///< intra-op threads of each compute stream
-  int64_t memory_cap = 0; ///< bytes; 0: none
+  int threads = 1;               ///< intra-op threads of each compute stream
+  int64_t memory_cap = 0;        ///< bytes; 0: none
+  std::string offload_directory; ///< of the file that stands for another memory; empty: the
+                                 ///< system's for temporary files
   uint64_t seed = 1;
   OptimizerSpec optimizer;
   std::chrono::milliseconds deadline{60'000}; ///< of every wait in an iteration
@@ -100,6 +102,7 @@ public:
 
   int64_t live_bytes() const;
   int64_t peak_bytes() const;
+  int64_t offloaded_peak() const; ///< bytes in the other memory, at most so far
   /// Largest first.
   std::vector<MemoryHolder> holders() const;
 

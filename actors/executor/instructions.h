@@ -41,6 +41,20 @@ protected:
   Result<void> execute() override;
 };
 
+/// Moves what chunks keep, and tensors, to another memory or back.
+struct OffloadInstruction final : BoundInstruction {
+  struct Move {
+    const at::Tensor* source;
+    at::Tensor* target;
+  };
+  std::vector<ChunkContext*> contexts;
+  std::vector<Move> tensors;
+  OffloadPool* pool = nullptr; ///< null: they come back
+
+protected:
+  Result<void> execute() override;
+};
+
 struct BackwardInstruction final : BoundInstruction {
   std::vector<BackwardChunk> chunks; ///< in forward order
   std::vector<at::Tensor> internals; ///< gradients that only earlier chunks read

@@ -1,13 +1,13 @@
 #include "actors/executor/profile.h"
 
-#include "compiler/frontend/autograd.h"
 #include "actors/executor/bench.h"
 #include "actors/executor/errors.h"
-#include "compiler/frontend/memory.h"
 #include "actors/executor/optimizer.h"
-#include "compiler/frontend/split_backward.h"
 #include "actors/executor/state.h"
 #include "actors/executor/stream.h"
+#include "compiler/frontend/autograd.h"
+#include "compiler/frontend/memory.h"
+#include "compiler/frontend/split_backward.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>

@@ -98,7 +98,7 @@ void BucketState::close(StateKind kind) noexcept {
 Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::PlanSet> plans,
                                                      const ir::ModelSpec& model,
                                                      const DeviceOptions& options,
-                                                     MemoryAccount& account) {
+                                                     MemoryAccount& account, OffloadPool& pool) {
   auto state = std::make_shared<EpochState>();
   state->model_ = &model;
   state->places_.resize(model.params.size());
@@ -110,6 +110,9 @@ Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::P
   auto zeros = [&](const char* holder, int64_t count, ir::DType dtype) {
     HolderScope scope(&account.holder(holder));
     return at::zeros({count}, to_scalar_type(dtype));
+  };
+  auto kept = [&](const char* holder, int64_t count, ir::DType dtype, bool offload) {
+    return offload ? pool.empty(count, to_scalar_type(dtype)).zero_() : zeros(holder, count, dtype);
   };
   for (size_t b = 0; b < plans->buckets.size(); ++b) {
     const ir::Bucket& spec = plans->buckets[b];
@@ -143,16 +146,16 @@ Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::P
     }
     if (spec.shard_params) {
       bucket.close(StateKind::Param);
-      bucket.param_shard = zeros("parameters", bucket.owned_count, spec.dtype);
+      bucket.param_shard = kept("parameters", bucket.owned_count, spec.dtype, spec.offload_params);
     }
     if (spec.shard_grads) {
       bucket.close(StateKind::Grad);
       bucket.grad_shard = zeros("gradients", bucket.owned_count, spec.dtype);
     }
     if (keeps(StateKind::Moment1))
-      bucket.moment1 = zeros("optimizer", bucket.owned_count, spec.dtype);
+      bucket.moment1 = kept("optimizer", bucket.owned_count, spec.dtype, spec.offload_optimizer);
     if (keeps(StateKind::Moment2))
-      bucket.moment2 = zeros("optimizer", bucket.owned_count, spec.dtype);
+      bucket.moment2 = kept("optimizer", bucket.owned_count, spec.dtype, spec.offload_optimizer);
     if (keeps(StateKind::Step))
       bucket.step = zeros("optimizer", 1, ir::DType::F64);
   }
@@ -284,6 +287,12 @@ Result<std::shared_ptr<PlacedModule>> place_module(const Model& model, uint32_t 
   }
   state.attach(placed);
   return std::make_shared<PlacedModule>(std::move(placed));
+}
+
+void add_buffers(const PlacedModule& module, FixedStorages& to) {
+  if (module.built.module)
+    for (const at::Tensor& buffer : module.built.module->buffers())
+      to.insert(buffer.storage().unsafeGetStorageImpl());
 }
 
 Result<void> fill_initial(const Model& model, uint32_t index, uint64_t seed,

@@ -3,7 +3,9 @@
 #pragma once
 
 #include "actors/executor/device.h"
+#include "actors/executor/offload_pool.h"
 #include "compiler/frontend/memory.h"
+#include "compiler/frontend/saved_tensors.h"
 
 #include <span>
 
@@ -72,11 +74,12 @@ public:
   /// Nothing but initial weights and zeros has been written to it.
   bool pristine = true;
 
-  /// Allocates the buckets that `device` holds, all zero. May throw c10::OutOfMemoryError.
+  /// Allocates the buckets that `device` holds, all zero; what is offloaded, in `pool`. May throw
+  /// c10::OutOfMemoryError.
   static Result<std::shared_ptr<EpochState>> make(std::shared_ptr<const ir::PlanSet> plans,
                                                   const ir::ModelSpec& model,
                                                   const DeviceOptions& options,
-                                                  MemoryAccount& account);
+                                                  MemoryAccount& account, OffloadPool& pool);
 
   const ir::PlanSet& plans() const { return *plans_; }
   std::span<BucketState> buckets() { return buckets_; } ///< by BucketId
@@ -114,6 +117,8 @@ private:
 /// `state`, with its initial weights in the buckets. Throws what the factory throws.
 Result<std::shared_ptr<PlacedModule>> place_module(const Model& model, uint32_t index, Piece piece,
                                                    uint64_t seed, const EpochState& state);
+/// Adds what the module has beside parameters.
+void add_buffers(const PlacedModule& module, FixedStorages& to);
 /// Only the initial weights: builds the module and drops it. Throws what the factory throws.
 Result<void> fill_initial(const Model& model, uint32_t index, uint64_t seed,
                           const EpochState& state);

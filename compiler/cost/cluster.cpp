@@ -37,7 +37,7 @@ double read_speed(const JsonValue& in) {
 }
 
 Cluster read_cluster(const JsonValue& in) {
-  in.allow_only({"levels", "speed", "speeds", "memory", "message", "collectives"});
+  in.allow_only({"levels", "speed", "speeds", "memory", "pool", "message", "collectives"});
   Cluster cluster;
   if (in.has("speed"))
     cluster.speed = read_speed(in["speed"]);
@@ -51,6 +51,7 @@ Cluster read_cluster(const JsonValue& in) {
       cluster.speeds[index] = read_speed(speed);
     }
   cluster.memory = in.integer_or("memory", 0);
+  cluster.pool = in.number_or("pool", 0);
   cluster.message = in.number_or("message", 0);
   if (in.has("collectives")) {
     const JsonValue name = in["collectives"];
@@ -117,6 +118,7 @@ std::string Cluster::to_json() const {
       all[std::to_string(device)] = its;
   }
   json["memory"] = memory;
+  json["pool"] = pool;
   json["message"] = message;
   json["collectives"] = to_string(collectives);
   OrderedJson& list = json["levels"] = OrderedJson::array();
@@ -147,6 +149,7 @@ Cluster declared_cluster() {
       {.name = "node", .devices = 8, .latency = 3e-6, .bandwidth = 300e9},
       {.name = "cluster", .devices = 0, .latency = 10e-6, .bandwidth = 50e9},
   };
+  cluster.pool = 50e9;
   cluster.message = 1e-6;
   cluster.collectives = Algorithm::Auto;
   return cluster;

@@ -49,6 +49,8 @@ struct Cluster {
   double speed = 1;          ///< of a device, against the one that the costs were taken on
   std::map<ir::DeviceIndex, double> speeds; ///< of those that differ
   int64_t memory = 0;                       ///< bytes of a device; 0: not known
+  double pool = 0;    ///< bytes per second between a device and the memory that it offloads to;
+                      ///< 0: as fast as it copies
   double message = 0; ///< seconds that a member spends on each message of a collective
   Algorithm collectives = Algorithm::Direct;
 

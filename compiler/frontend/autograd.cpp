@@ -3,6 +3,7 @@
 #include "compiler/frontend/split_backward.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -17,10 +18,25 @@ void ChunkContext::clear() {
   for (autograd::Edge& root : roots)
     root.function.reset();
   gradients.clear();
+  if (saved)
+    saved->clear();
+}
+
+void ChunkContext::move_out(const std::function<at::Tensor(int64_t bytes)>& make) {
+  saved->move_out(make);
+  // What autograd needs of a leaf's contents it has saved. Its shape is that of its gradient.
+  for (at::Tensor& leaf : leaves)
+    if (leaf.defined())
+      leaf.set_data(at::empty({}, leaf.options()).expand(leaf.sizes()));
+}
+
+void ChunkContext::move_in() {
+  saved->move_in();
 }
 
 Result<void> ForwardChunk::run() {
   at::AutoGradMode grad_mode(context != nullptr);
+  const SavedTensors::Scope scope(context ? context->saved.get() : nullptr);
   size_t leaf = 0;
   for (const Input& input : inputs) {
     locals[input.local] = *input.source;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "compiler/frontend/model.h"
+#include "compiler/frontend/saved_tensors.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
@@ -20,7 +21,11 @@ struct ChunkContext {
   torch::autograd::edge_list roots; ///< Saved: its outputs that will get a gradient. Deferred:
                                     ///< where the backward for weights goes on
   torch::autograd::variable_list gradients; ///< Deferred: of each root
+  std::shared_ptr<SavedTensors> saved;      ///< Saved, if it can leave the device; else null
   void clear();
+  /// Everything but the graph itself leaves for what `make(bytes)` gives, and comes back.
+  void move_out(const std::function<at::Tensor(int64_t bytes)>& make);
+  void move_in();
 };
 
 /// Forward of a chunk. `locals` are the values that it reads and makes.

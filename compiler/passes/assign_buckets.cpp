@@ -14,24 +14,28 @@ using namespace ir;
 
 namespace {
 
-/// What each rank keeps only its range of; each level implies the ones before.
+/// What each rank keeps only its range of, each level implying the ones before, and what it keeps
+/// in another memory.
 struct Sharding {
   bool optimizer = false, grads = false, params = false;
+  bool offload_optimizer = false, offload_params = false;
 
   static Sharding of(const Replicate& replicate) {
     return {replicate.shard_optimizer || replicate.shard_grads || replicate.shard_params,
-            replicate.shard_grads, replicate.shard_params};
+            replicate.shard_grads, replicate.shard_params, false, false};
   }
   Sharding operator&(const Sharding& other) const {
-    return {optimizer && other.optimizer, grads && other.grads, params && other.params};
+    return {optimizer && other.optimizer, grads && other.grads, params && other.params,
+            offload_optimizer && other.offload_optimizer, offload_params && other.offload_params};
   }
 };
 
-/// What `replicate` says of the calls on a group.
+/// What `replicate` and `offload` say of the calls on a group.
 struct Replication {
   Sharding sharding;
   double bucket_mb = 0;
   int32_t directive = -1;
+  int32_t offload = -1; ///< the directive that offloads its parameters
 };
 
 /// Where calls run, in ascending order. Several groups: each runs some of the microbatches.
@@ -67,6 +71,20 @@ Result<std::vector<Replication>> replications(const Graph& graph) {
     for (CallId call : calls)
       result[call.value] = {Sharding::of(*replicate), replicate->bucket_mb,
                             static_cast<int32_t>(d)};
+  }
+  for (size_t d = 0; d < strategy.directives.size(); ++d) {
+    const auto* offload = std::get_if<Offload>(&strategy.directives[d].body);
+    if (!offload || !(offload->optimizer || offload->params))
+      continue;
+    PIPER_TRY(std::vector<CallId> calls, select_calls(graph, d, offload->filter));
+    for (CallId call : calls) {
+      Sharding& sharding = result[call.value].sharding;
+      sharding.offload_optimizer = sharding.offload_optimizer || offload->optimizer;
+      if (!offload->params)
+        continue;
+      sharding.offload_params = true;
+      result[call.value].offload = static_cast<int32_t>(d);
+    }
   }
   return result;
 }
@@ -108,6 +126,8 @@ void add_buckets(Graph& graph, const std::string& name, GroupId group, Sharding 
     bucket.shard_optimizer = sharding.optimizer;
     bucket.shard_grads = sharding.grads;
     bucket.shard_params = sharding.params;
+    bucket.offload_optimizer = sharding.offload_optimizer;
+    bucket.offload_params = sharding.offload_params;
     auto align = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
     for (ParamId param : list) {
       bucket.params.push_back(param);
@@ -161,7 +181,7 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
       bucket_mb = std::max(bucket_mb, replication[call.value].bucket_mb);
     const bool windows = std::any_of(calls.begin(), calls.end(), [&](CallId call) {
       const Sharding& sharding = replication[call.value].sharding;
-      return sharding.grads || sharding.params;
+      return sharding.grads || sharding.params || sharding.offload_params;
     });
     if (bucket_mb == 0)
       bucket_mb = windows ? kSegmentBucketMb : kDefaultBucketMb;
@@ -209,7 +229,7 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
   std::map<std::string, int> named;
   for (const Run& run : runs) {
     std::map<Homes, std::vector<ParamId>> params_at; // cut ones are apart from whole ones
-    Sharding sharding{true, true, true};
+    Sharding sharding{true, true, true, true, true};
     for (CallId call : run.calls) {
       sharding = sharding & replication[call.value].sharding;
       for (ParamId param : model.call(call).params) {
@@ -234,10 +254,21 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
         for (std::string* name : {&by_segment, &by_call})
           *name += fmt::format(":{}", to_string(layout));
       Sharding its = sharding;
-      if (graph.groups[group.value].copies() == 1)
-        its = {};
-      else if (homes.size() > 1)
-        its = {.optimizer = sharding.optimizer}; // as tied ones, below
+      if (homes.size() > 1) { // as tied ones, below
+        its = {.optimizer = sharding.optimizer && graph.groups[group.value].copies() > 1,
+               .offload_optimizer = sharding.offload_optimizer};
+      } else if (graph.groups[group.value].copies() == 1) {
+        // All there is of them is one range. Parameters that are away have windows as sharded ones.
+        its.optimizer = its.params = sharding.offload_params;
+        its.grads = false;
+      } else if (sharding.offload_params && !sharding.params) {
+        const int32_t directive = replication[first.value].offload;
+        return user_error(
+            fmt::format("the parameters of {} are whole on each of {} replicas", by_segment,
+                        graph.groups[group.value].copies()),
+            strategy.describe(static_cast<size_t>(directive)),
+            "give their replicate shard_params, or offload the optimizer's state alone");
+      }
       ++named[by_segment];
       planned.push_back({std::move(by_segment), std::move(by_call), group, its, std::move(params)});
     }
@@ -252,13 +283,17 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
   tied.erase(std::unique(tied.begin(), tied.end()), tied.end());
   for (ParamId param : tied) {
     // Its holders use it at different times, so that none can gather it for all.
-    const bool shard =
-        std::all_of(users[param.value].begin(), users[param.value].end(),
-                    [&](CallId call) { return replication[call.value].sharding.optimizer; });
+    const auto all_users = [&](bool Sharding::*wish) {
+      return std::all_of(users[param.value].begin(), users[param.value].end(),
+                         [&](CallId call) { return replication[call.value].sharding.*wish; });
+    };
     const std::string& name = model.param(param).name;
     PIPER_TRY(const GroupId group, intern_union(graph, holders(param), "parameter " + name));
-    add_buckets(graph, "tied:" + name, group,
-                {.optimizer = shard && graph.groups[group.value].copies() > 1}, {param});
+    add_buckets(
+        graph, "tied:" + name, group,
+        {.optimizer = all_users(&Sharding::optimizer) && graph.groups[group.value].copies() > 1,
+         .offload_optimizer = all_users(&Sharding::offload_optimizer)},
+        {param});
   }
   return {};
 }

@@ -96,6 +96,12 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
       case Op::Recv:
         node.stream = "recv";
         break;
+      case Op::Offload:
+        node.stream = "offload";
+        break;
+      case Op::Fetch:
+        node.stream = "fetch";
+        break;
       case Op::Redistribute:
         node.stream = move_stream(graph, node);
         break;

@@ -208,6 +208,9 @@ private:
           bucket = node.id.subject;
         if (node.id.op == Op::Commit)
           expect_windows(node);
+        if (node.id.op == Op::Update && graph_.buckets[bucket].shard_params &&
+            !added_[bucket].empty())
+          node.after.push_back({.before = last_release(bucket)});
         if (node.id.op != Op::ReduceScatter || !graph_.buckets[node.id.subject].shard_grads)
           nodes.push_back(std::move(node));
       }
@@ -222,6 +225,12 @@ private:
         result.regions.push_back(
             std::make_shared<Region>("bucket " + graph_.buckets[b].name, added_[b]));
     return result;
+  }
+
+  NodeId last_release(uint32_t bucket) const {
+    const auto last = std::find_if(added_[bucket].rbegin(), added_[bucket].rend(),
+                                   [](const Node& node) { return node.id.op == Op::Release; });
+    return last->id;
   }
 
   /// In place of one reduction a bucket, those of its windows.

@@ -29,10 +29,21 @@ MemoryLayout::MemoryLayout(const PlanSet& plans, RoleId role, const ModelSpec& m
     : plans_(plans), model_(model), costs_(costs) {
   const Plan& plan = plans.plans[role.value];
   slots_.resize(plan.slots.size());
-  for (uint32_t s = 0; s < plan.slots.size(); ++s)
-    if (const ValueKind kind = plan.slots[s].value.kind;
-        kind != ValueKind::Saved && kind != ValueKind::Deferred)
-      slots_[s] = {storage_of(plan.slots[s].value)};
+  for (uint32_t s = 0; s < plan.slots.size(); ++s) {
+    ValueRef ref = plan.slots[s].value;
+    if (ref.kind == ValueKind::Saved || ref.kind == ValueKind::Deferred)
+      continue;
+    const bool away = ref.kind == ValueKind::Activation && ref.part == kInPool;
+    if (ref.kind == ValueKind::Activation)
+      ref.part = CallId::kNone;
+    if (!away)
+      slots_[s] = {storage_of(ref)};
+  }
+  std::vector<SlotId> left_from(plan.slots.size()); // of what is away, the slot that held it
+  for (const Instruction& each : plan.instructions)
+    if (each.op == Opcode::Offload)
+      for (size_t k = 0; k < each.inputs.size(); ++k)
+        left_from[each.outputs[k].value] = each.inputs[k];
   transient_.resize(plan.instructions.size());
   opens_.resize(plan.instructions.size());
   closes_.resize(plan.instructions.size());
@@ -41,6 +52,10 @@ MemoryLayout::MemoryLayout(const PlanSet& plans, RoleId role, const ModelSpec& m
     if ((goes_forward(each.op) && plans.kind == PlanKind::Train) ||
         each.op == Opcode::BackwardInput)
       lay_out_kept(each);
+    if (each.op == Opcode::Fetch) // what comes back is as it was
+      for (size_t k = 0; k < each.inputs.size(); ++k)
+        if (plan.slots[each.inputs[k].value].value.kind == ValueKind::Saved)
+          slots_[each.outputs[k].value] = slots_[left_from[each.inputs[k].value].value];
     lay_out_whole(each, i);
     if (is_compute(each.op))
       transient_[i] = transient(plan, each);
@@ -56,9 +71,11 @@ MemoryLayout::MemoryLayout(const PlanSet& plans, RoleId role, const ModelSpec& m
       const int64_t elements = is_sharded(bucket, kind) ? bucket.numel / ranks : bucket.numel;
       state_[static_cast<size_t>(holding)] += arrays * elements * size_of(bucket.dtype);
     };
-    hold(Holding::Parameters, StateKind::Param, 1);
+    if (!bucket.offload_params)
+      hold(Holding::Parameters, StateKind::Param, 1);
     hold(Holding::Gradients, StateKind::Grad, 1);
-    hold(Holding::Optimizer, StateKind::Moment1, costs.moments);
+    if (!bucket.offload_optimizer)
+      hold(Holding::Optimizer, StateKind::Moment1, costs.moments);
     if (costs.moments == 2)
       state_[static_cast<size_t>(Holding::Optimizer)] += 8; // Adam counts its steps
   }
@@ -74,6 +91,13 @@ void MemoryLayout::lay_out_whole(const Instruction& each, uint32_t index) {
     if (each.op == Opcode::Release || (each.op == Opcode::ReduceScatter && bucket.shard_grads))
       closes_[index] += bytes;
   }
+}
+
+int64_t MemoryLayout::bytes(SlotId slot) const {
+  int64_t bytes = 0;
+  for (uint32_t storage : slots_[slot.value])
+    bytes += storages_[storage].bytes;
+  return bytes;
 }
 
 uint32_t MemoryLayout::storage_of(const ValueRef& ref) {

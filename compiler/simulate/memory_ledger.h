@@ -31,6 +31,9 @@ public:
   MemoryLayout(const ir::PlanSet& plans, ir::RoleId role, const ir::ModelSpec& model,
                const CostModel& costs);
 
+  /// What the slot keeps alive. 0 for what is in another memory.
+  int64_t bytes(ir::SlotId slot) const;
+
 private:
   friend class MemoryLedger;
   struct Storage {

@@ -48,6 +48,8 @@ Work work_of(Opcode op) {
   case Opcode::AllGather:
   case Opcode::Gather:
   case Opcode::Redistribute:
+  case Opcode::Offload:
+  case Opcode::Fetch:
   case Opcode::Commit:
   case Opcode::SendState:
   case Opcode::RecvState:

@@ -195,7 +195,7 @@ private:
   // ---- what things take
 
   /// Seconds of the work of an instruction on a device of speed 1.
-  double seconds(const Instruction& each, const Plan& plan) const {
+  double seconds(const Instruction& each, const Plan& plan, const MemoryLayout& layout) const {
     const auto calls = [&](Affine CallCost::*pass, double chunk) {
       const int64_t rows = plans_.rows(each.self);
       double total = chunk * static_cast<double>(each.chunks.size());
@@ -231,6 +231,15 @@ private:
     }
     case Opcode::ZeroGrads:
       return costs_.copy * bucket_bytes(plans_, each);
+    case Opcode::Offload:
+    case Opcode::Fetch: {
+      int64_t moved = 0;
+      for (const auto* slots : {&each.inputs, &each.outputs}) // one of each pair is away
+        for (SlotId slot : *slots)
+          moved += layout.bytes(slot);
+      const auto bytes = static_cast<double>(moved);
+      return cluster_.pool > 0 ? bytes / cluster_.pool : costs_.copy * bytes;
+    }
     case Opcode::CopyState:
       return costs_.copy * state_bytes(each.target);
     case Opcode::Seed:
@@ -383,7 +392,7 @@ private:
       }
     stream.running = true;
     stream.begun = now_;
-    const double work = seconds(each, *device.plan) / device.speed;
+    const double work = seconds(each, *device.plan, layouts_[device.role.value]) / device.speed;
     const bool waits = waits_for_others(each.op);
     if (!waits)
       device.memory.begin(each, stream.list[stream.next]);

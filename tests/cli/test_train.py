@@ -106,6 +106,21 @@ class Train(ProgramTest):
                      says=["device 0", "bytes may be live, the cap is 10000"], code=FAILED)
         self.train("--strategy", "single", "--memory-cap", "1GiB", "--iters", "2", code=DONE)
 
+    def test_offload(self):
+        plain = self.train("--strategy", "single", "--microbatches", "2", "--iters", "3")
+        strategy = self.write("away.json", [
+            {"op": "schedule", "name": "single"},
+            {"op": "offload", "filter": {}, "what": ["activations", "optimizer", "params"]}])
+        away = self.train("--strategy", strategy, "--microbatches", "2", "--iters", "3",
+                          "--offload-dir", self.folder)
+        for a, b in zip(losses(plain), losses(away), strict=True):
+            self.assertAlmostEqual(a, b, delta=1e-6 * a)
+        self.assertEqual(plain["devices"][0]["offloaded_bytes"], 0)
+        self.assertGreater(away["devices"][0]["offloaded_bytes"], 0)
+        self.assertEqual(list(self.folder.glob("*offload*")), [])
+        self.refused("train", *TINY, "--strategy", strategy, "--offload-dir",
+                     self.folder / "none", says=["none", "No such file"], code=FAILED)
+
     def test_unwritable_report(self):
         self.refused("train", *TINY, "--strategy", "single", "--iters", "1", "--report",
                      self.folder / "none" / "report.json", says="cannot write the report")

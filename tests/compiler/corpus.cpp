@@ -85,6 +85,18 @@ std::vector<GoodPlans> corpus() {
       Strategy().split({}, 2).place({}, {0}).fuse({{"PASS", "F"}}).recompute({{"layer", 1}}));
   add("1f1b:2, recompute, skip", skip, named("1f1b:2", 3).recompute({}));
   add("zero3, recompute", four, Strategy().split({}, 2).replicate(sharded).recompute({}));
+  add("offload, chunks", four,
+      Strategy()
+          .split({}, 4)
+          .place({}, {0})
+          .fuse({{"PASS", "F"}})
+          .order({{{{"PASS", "F"}}}, {{{"PASS", "B"}}}})
+          .offload({.filter = {}}));
+  add("1f1b:2, offload what is recomputed, skip", skip,
+      named("1f1b:2", 3).recompute({{"layer", 1}}).offload({.filter = {}}));
+  add("zero3, everything offloaded", four,
+      Strategy().split({}, 2).split_backward({}).replicate(sharded).offload(
+          {.filter = {}, .activations = true, .optimizer = true, .params = true}));
   add("zbh1:2", four, named("zbh1:2", 4));
   add("dualpipev:2", four, named("dualpipev:2", 4));
   add("evaluation of 1f1b:2", four, named("1f1b:2", 4), PlanKind::Eval);

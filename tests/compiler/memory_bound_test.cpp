@@ -39,19 +39,31 @@ SlotMemories memories_of(const PlanSet& plans, const ModelSpec& model) {
     };
     for (const Instruction& each : plan.instructions)
       for (SlotId slot : each.outputs)
-        if (const Slot* made = slot ? &plan.slots[slot.value] : nullptr;
+        if (each.op == Opcode::Offload)
+          its.kept_by[slot.value] = {}; // away
+        else if (const Slot* made = slot ? &plan.slots[slot.value] : nullptr;
             made && made->value.kind != ValueKind::Saved &&
             made->value.kind != ValueKind::Deferred && each.op != Opcode::Seed) {
           its.kept_by[slot.value] = {piece(made->type.bytes(plans.rows(each.self)))};
           if (made->value.kind == ValueKind::Activation)
             tensors[{ValueId(made->value.subject), each.microbatch}] = its.kept_by[slot.value][0];
         }
+    std::map<SlotId, SlotId> left; // of what is away, where it was
     for (const Instruction& each : plan.instructions)
       for (size_t o = 0; o < each.outputs.size(); ++o) {
         const SlotId slot = each.outputs[o];
         const ValueKind kind = slot ? plan.slots[slot.value].value.kind : ValueKind::Activation;
         if (kind != ValueKind::Saved && kind != ValueKind::Deferred)
           continue;
+        if (each.op == Opcode::Offload) {
+          left[slot] = each.inputs[o];
+          continue;
+        }
+        if (each.op == Opcode::Fetch) {
+          for (uint32_t old : std::vector(its.kept_by[left.at(each.inputs[o]).value]))
+            its.kept_by[slot.value].push_back(piece(its.bytes[old]));
+          continue;
+        }
         const int64_t rows = plans.rows(each.self);
         int64_t bytes = 0;
         for (CallId call : each.chunks[o]) {

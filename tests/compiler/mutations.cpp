@@ -125,6 +125,7 @@ private:
         {Opcode::Release, Opcode::ZeroGrads, Opcode::Update},
         {Opcode::Input, Opcode::Seed, Opcode::Recv},
         {Opcode::Loss, Opcode::Send},
+        {Opcode::Offload, Opcode::Fetch},
         {Opcode::Forward, Opcode::Recompute},
         {Opcode::Forward, Opcode::Backward, Opcode::BackwardInput, Opcode::BackwardWeight}};
     const auto& shape = one_of(kShapes);

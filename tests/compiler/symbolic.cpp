@@ -54,6 +54,7 @@ struct Value {
   Form form;
   std::shared_ptr<const Context> context;
   std::map<uint32_t, Form> weights; ///< of Deferred: by parameter, what is still to be added
+  bool away = false;                ///< in another memory
 };
 
 struct Failure : std::runtime_error {
@@ -279,7 +280,7 @@ private:
     if (!slot || slot.value >= device.slots.size() || !device.slots[slot.value])
       fail(stream, fmt::format("reads s{}, which is empty", slot.value));
     const Value& value = *device.slots[slot.value];
-    if (value.type != type)
+    if (value.type != type || value.away)
       fail(stream, fmt::format("reads s{}, which holds something else", slot.value));
     return value;
   }
@@ -351,6 +352,18 @@ private:
     }
     case Opcode::Loss:
       running.loss = read(stream, only(stream, each.inputs), Value::Type::Tensor).term;
+      return;
+    case Opcode::Offload:
+    case Opcode::Fetch:
+      for (size_t i = 0; i < std::max(each.inputs.size(), each.outputs.size()); ++i) {
+        if (i >= each.inputs.size() || i >= each.outputs.size())
+          fail(stream, "does not give what it takes");
+        const auto& source = device.slots[each.inputs[i].value];
+        if (!source || source->away != (each.op == Opcode::Fetch))
+          fail(stream, "moves what is not there");
+        Value& moved = running.slots[each.outputs[i].value] = *source;
+        moved.away = each.op == Opcode::Offload;
+      }
       return;
     case Opcode::Send:
     case Opcode::Recv:

@@ -143,7 +143,7 @@ std::vector<DeviceIndex> devices() {
 }
 
 DirectiveBody directive() {
-  switch (number(0, 13)) {
+  switch (number(0, 14)) {
   case 0:
     return Split{filter(), name(), number(1, 99)};
   case 1:
@@ -178,6 +178,8 @@ DirectiveBody directive() {
   case 10:
     return Recompute{filter()};
   case 11:
+    return Offload{filter(), flag(), flag(), true};
+  case 12:
     return Prefetch{filter(), number(0, 5)};
   default:
     return Schedule{name(), number(0, 9),
@@ -203,14 +205,17 @@ ValueRef value_ref() {
                .at = group()};
   if (ref.kind == ValueKind::GradientPart)
     ref.part = static_cast<uint32_t>(number(0, 3));
+  else if ((ref.kind == ValueKind::Activation || ref.kind == ValueKind::Saved) && flag())
+    ref.part = static_cast<uint32_t>(number(kInPool, kFetched));
   return ref;
 }
 NodeId node_id() {
-  NodeId out{.op = static_cast<Op>(number(0, 13)),
+  NodeId out{.op = static_cast<Op>(number(0, static_cast<int64_t>(Op::Fetch))),
              .subject = static_cast<uint32_t>(number(0, 3)),
              .microbatch = microbatch(),
              .at = group()};
-  if (out.op == Op::Send || out.op == Op::Recv) {
+  if (out.op == Op::Send || out.op == Op::Recv || out.op == Op::Redistribute ||
+      out.op == Op::Offload || out.op == Op::Fetch) {
     const ValueRef moved = value_ref();
     out.kind = moved.kind;
     out.subject = moved.subject;
@@ -295,7 +300,7 @@ std::vector<SlotId> slots() {
 }
 Instruction instruction(size_t streams) {
   Instruction out;
-  out.op = static_cast<Opcode>(number(0, 16));
+  out.op = static_cast<Opcode>(number(0, static_cast<int64_t>(Opcode::RecvState)));
   out.stream = static_cast<uint32_t>(number(0, static_cast<int64_t>(streams) + 1));
   out.microbatch = microbatch();
   out.chunks = chunks();

@@ -103,9 +103,11 @@ TEST_CASE("each broken rule of a node is told") {
         "F l0 @0 on g0, directive 1 (place): microbatch 2 of 2");
   CHECK(message("F l0 @0 on g0", [](Node& n) { n.inputs[0].subject = 99; }) ==
         "F l0 @0 on g0, directive 1 (place): ?99 @0 on g0 names what does not exist");
-  CHECK(message("F l0 @0 on g0", [](Node& n) { n.inputs[0].part = 1; }) ==
-        "F l0 @0 on g0, directive 1 (place): x[l1] @0 on g0 must name a part exactly if it is a "
+  CHECK(message("F l0 @0 on g0", [](Node& n) { n.outputs[0].kind = ValueKind::GradientPart; }) ==
+        "F l0 @0 on g0, directive 1 (place): d.x[] @0 on g0 must name a part exactly if it is a "
         "part of a gradient");
+  CHECK(message("F l0 @0 on g0", [](Node& n) { n.inputs[0].part = 2; }) ==
+        "F l0 @0 on g0, directive 1 (place): x#2 @0 on g0 is in no memory");
   CHECK(message("F l0 @0 on g0", [](Node& n) { n.directive = 9; }).find("directive 9 of 4") !=
         std::string::npos);
   CHECK(message("F l0 @0 on g0", [](Node& n) {

@@ -125,14 +125,16 @@ TEST_CASE("a backward for inputs frees what only it needs") {
 // bound counts a message or a gathered bucket as soon as it can have come, while it may come when
 // there is room again, and where two streams compute at once, the peaks of both, which may never
 // meet. What is held then is a few activations of a microbatch, and a share of a small stage's
-// memory. So some have more than 2% to go, by what was measured.
+// memory. What is offloaded may leave late and come back early, but seldom does. So some have more
+// than 2% to go, by what was measured.
 TEST_CASE("the peak is foretold: never below, and within 2% but for what timing leaves open") {
   struct Entry {
     const char* expression; ///< or how the backward is split on one device
     uint32_t devices;
     double most = 1.02; ///< of the measured one
   };
-  constexpr double kMessages = 1.06, kTwoStreams = 1.2;
+  constexpr double kMessages = 1.06, kTwoStreams = 1.2, kOnTheWay = 1.5;
+  constexpr int kPlain = 0, kRecomputed = 1, kOffloaded = 2;
   const Entry strategies[] = {
       {"single", 1},
       {"apart", 1},
@@ -177,13 +179,16 @@ TEST_CASE("the peak is foretold: never below, and within 2% but for what timing 
   std::mt19937 random(Catch::rngSeed());
   for (const auto& [name, model] : models)
     for (const Entry& entry : strategies)
-      for (const bool recompute : {false, true}) {
-        if (!std::getenv("PIPER_LONG") && random() % 5 != 0)
+      for (const int variant : {kPlain, kRecomputed, kOffloaded, kRecomputed | kOffloaded}) {
+        if (!std::getenv("PIPER_LONG") && random() % 10 != 0)
           continue;
-        INFO(name << " " << entry.expression << (recompute ? " recomputed" : ""));
+        INFO(name << " " << entry.expression << (variant & kRecomputed ? " recomputed" : "")
+                  << (variant & kOffloaded ? " offloaded" : ""));
         ir::Strategy strategy = strategy_of(entry.expression);
-        if (recompute)
+        if (variant & kRecomputed)
           strategy.recompute({{"layer", "*"}});
+        if (variant & kOffloaded)
+          strategy.offload({.filter = {}, .activations = true, .optimizer = true});
         const auto cluster = trained(model, strategy, entry.devices);
         const auto bounds =
             ir::bound_memory(cluster->plans(), *model->spec, executor::OptimizerSpec().state());
@@ -193,7 +198,8 @@ TEST_CASE("the peak is foretold: never below, and within 2% but for what timing 
           INFO("device " << bound.device);
           const int64_t measured = cluster->device(bound.device).peak_bytes();
           CHECK(measured <= bound.peak());
-          CHECK(static_cast<double>(bound.peak()) <= entry.most * static_cast<double>(measured));
+          const double most = variant & kOffloaded ? std::max(entry.most, kOnTheWay) : entry.most;
+          CHECK(static_cast<double>(bound.peak()) <= most * static_cast<double>(measured));
         }
       }
 }

@@ -3,6 +3,7 @@
 #include "compiler/compile.h"
 #include "compiler/passes/expand_schedules.h"
 #include "compiler/strategies/schedule_table.h"
+#include "tools/piper/files.h"
 
 #include <fmt/format.h>
 
@@ -187,6 +188,8 @@ void Job::add_session_flags(CLI::App& verb) {
   runtime(verb.add_option("--memory-cap", session_.memory_cap,
                           "Bytes a device may hold, also as 2GiB; 0: no cap")
               ->transform(CLI::AsSizeValue(false)));
+  runtime(verb.add_option("--offload-dir", session_.offload_directory,
+                          "Where the files are that offloaded tensors go to"));
   runtime(verb.add_option("--transport", transport_, "auto, loopback, shm or tcp")
               ->check(CLI::IsMember({"auto", "loopback", "shm", "tcp"}))
               ->capture_default_str());
@@ -268,12 +271,8 @@ Result<ir::Strategy> read_strategy(const std::string& text, int64_t microbatches
 Result<ir::Strategy> Job::balance(const Model& model, ir::Strategy strategy) const {
   if (balance_file_.empty())
     return strategy;
-  std::ifstream file(balance_file_, std::ios::binary);
-  std::ostringstream text;
-  if (!(text << file.rdbuf()))
-    return user_error(fmt::format("cannot read {}", balance_file_), "--balance",
-                      "give the output of piper profile");
-  PIPER_TRY(const auto costs, compiler::CostModel::parse(text.str(), *model.spec, balance_file_));
+  PIPER_TRY(const std::string text, read_file(balance_file_, "--balance"));
+  PIPER_TRY(const auto costs, compiler::CostModel::parse(text, *model.spec, balance_file_));
   return compiler::expand_schedules(*model.spec, strategy, &costs);
 }
 

@@ -3,6 +3,7 @@
 #include "compiler/cost/cluster.h"
 #include "compiler/cost/cost_model.h"
 #include "tools/bench/transport.h"
+#include "tools/piper/files.h"
 #include "tools/piper/job.h"
 #include "tools/piper/numbers.h"
 #include "tools/piper/table.h"
@@ -13,7 +14,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <fstream>
 #include <optional>
 #include <thread>
 
@@ -190,11 +190,7 @@ Result<void> run_profile(const Registry& registry, CLI::App& verb, ProfileFlags&
   using Json = nlohmann::ordered_json;
   Json json = Json::parse(costs.to_json(*model.spec));
   json["cluster"] = Json::parse(cluster.to_json());
-  std::ofstream file(flags.output, std::ios::binary);
-  file << json.dump(1) << "\n";
-  file.close();
-  if (!file)
-    return user_error("cannot write " + flags.output, "--output");
+  PIPER_CHECK_OK(write_file(flags.output, json.dump(1) + "\n", "--output"));
   print_costs(profile, *model.spec);
   return {};
 }

@@ -59,6 +59,7 @@ std::string Report::to_json() const {
     out["devices"].push_back({{"device", device.device},
                               {"process", device.process},
                               {"peak_bytes", device.peak_bytes},
+                              {"offloaded_bytes", device.offloaded_bytes},
                               {"busy_seconds", device.busy_seconds},
                               {"idle_seconds", device.idle_seconds},
                               {"bytes_sent", device.bytes_sent}});

@@ -2,6 +2,7 @@
 #include "compiler/simulate/ablate.h"
 #include "compiler/simulate/render.h"
 #include "tools/piper/ablations.h"
+#include "tools/piper/files.h"
 #include "tools/piper/job.h"
 #include "tools/piper/numbers.h"
 #include "tools/piper/table.h"
@@ -11,9 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
 #include <sys/ioctl.h>
 #include <sys/resource.h>
@@ -49,23 +48,6 @@ struct Simulated {
   int64_t peak_of_program = 0;
   double tokens = 0; ///< of an iteration
 };
-
-Result<std::string> read_file(const std::string& path, const char* flag) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (!(text << file.rdbuf()))
-    return user_error(fmt::format("cannot read {}", path), flag);
-  return text.str();
-}
-
-Result<void> write_file(const std::string& path, const std::string& text, const char* flag) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file)
-    return user_error(fmt::format("cannot write {}", path), flag);
-  return {};
-}
 
 int64_t peak_of_program() {
   rusage usage{};
