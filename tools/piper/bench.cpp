@@ -1,9 +1,12 @@
 #include "actors/executor/bench.h"
 #include "tools/bench/backward.h"
 #include "tools/bench/compile.h"
+#include "tools/bench/memory.h"
+#include "tools/bench/overlap.h"
 #include "tools/bench/train.h"
 #include "tools/bench/transport.h"
 #include "tools/piper/ablations.h"
+#include "tools/piper/files.h"
 #include "tools/piper/job.h"
 #include "tools/piper/table.h"
 #include "tools/piper/verbs.h"
@@ -183,6 +186,102 @@ void add_backward_bench(CLI::App& bench, const Registry& registry, int& exit_cod
   });
 }
 
+struct MemoryBenchFlags {
+  Job job;
+  MemoryBenchmark benchmark;
+};
+
+Result<void> run_memory_bench(const Registry& registry, CLI::App& verb, MemoryBenchFlags& flags) {
+  PIPER_CHECK_OK(flags.job.read_config(verb));
+  MemoryBenchmark& b = flags.benchmark;
+  flags.job.devices = 1; // each strategy names its own
+  PIPER_TRY(b.session, flags.job.session_options());
+  if (b.session.memory_cap == 0)
+    b.session.memory_cap = int64_t{64} << 20;
+  b.model = [&](int64_t batch) {
+    flags.job.set_model_key("batch", batch);
+    return flags.job.build_model(registry);
+  };
+  b.strategy = [&](const std::string& expression, int64_t microbatches) {
+    return read_strategy(expression, microbatches, "--strategies");
+  };
+  return bench_memory(b);
+}
+
+void add_memory_bench(CLI::App& bench, const Registry& registry, int& exit_code) {
+  auto* verb = bench.add_subcommand(
+      "memory", "The largest batch that fits --memory-cap (default: 64 MiB), and its speed");
+  auto flags = std::make_shared<MemoryBenchFlags>();
+  MemoryBenchmark& b = flags->benchmark;
+  flags->job.add_model_flags(*verb);
+  flags->job.add_session_flags(*verb);
+  const auto option = [&](const char* name, auto& target, const char* help) {
+    return verb->add_option(name, target, help)->capture_default_str()->group("Benchmark");
+  };
+  option("--strategies", b.strategies, "Comma separated")->delimiter(',');
+  option("--microbatches", b.microbatches, "Of each strategy")->check(CLI::PositiveNumber);
+  option("--iters", b.iterations, "Of each, the first of which does not count")
+      ->check(CLI::PositiveNumber);
+  option("--largest", b.largest, "Rows of a batch beyond which none is tried")
+      ->check(CLI::PositiveNumber);
+  verb->callback([verb, flags, &registry, &exit_code] {
+    const auto result = run_memory_bench(registry, *verb, *flags);
+    exit_code = result.ok() ? kDone : fail(result.error());
+  });
+}
+
+struct OverlapBenchFlags {
+  Job job;
+  OverlapBenchmark benchmark;
+  std::string costs_file;
+};
+
+Result<void> run_overlap_bench(const Registry& registry, CLI::App& verb, OverlapBenchFlags& flags) {
+  PIPER_CHECK_OK(flags.job.read_config(verb));
+  OverlapBenchmark& b = flags.benchmark;
+  if (b.warmup >= b.iterations)
+    return user_error("no iteration is left after the warm-up", "--unmeasured");
+  PIPER_TRY(const Model model, flags.job.build_model(registry));
+  PIPER_TRY(b.strategy, flags.job.strategy());
+  PIPER_CHECK_OK(flags.job.settle_devices(model, {b.strategy}));
+  PIPER_TRY(b.session, flags.job.session_options());
+  b.model = [&] { return flags.job.build_model(registry); };
+  PIPER_TRY(const std::string text, read_file(flags.costs_file, "--costs"));
+  PIPER_TRY(b.costs, compiler::CostModel::parse(text, *model.spec, flags.costs_file));
+  PIPER_TRY(const auto cluster, compiler::Cluster::parse(text, flags.costs_file));
+  if (!cluster)
+    return user_error("it has no cluster", flags.costs_file, "make it with piper profile");
+  b.cluster = *cluster;
+  return bench_overlap(b);
+}
+
+void add_overlap_bench(CLI::App& bench, const Registry& registry, int& exit_code) {
+  auto* verb = bench.add_subcommand(
+      "overlap", "How much communication hides behind computation over a slow link");
+  auto flags = std::make_shared<OverlapBenchFlags>();
+  OverlapBenchmark& b = flags->benchmark;
+  flags->job.add_model_flags(*verb);
+  flags->job.add_strategy_flags(*verb);
+  flags->job.add_session_flags(*verb);
+  const auto option = [&](const char* name, auto& target, const char* help) {
+    return verb->add_option(name, target, help)
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str()
+        ->group("Benchmark");
+  };
+  verb->add_option("--costs", flags->costs_file, "What piper profile wrote for this job")
+      ->required()
+      ->group("Benchmark");
+  option("--share", b.share, "Communication takes so many times as long as an iteration");
+  option("--iters", b.iterations, "With the warm-up");
+  option("--unmeasured", b.warmup, "Iterations that do not count");
+  option("--rounds", b.rounds, "Runs of each, in turn");
+  verb->callback([verb, flags, &registry, &exit_code] {
+    const auto result = run_overlap_bench(registry, *verb, *flags);
+    exit_code = result.ok() ? kDone : fail(result.error());
+  });
+}
+
 void add_compile_bench(CLI::App& bench, int& exit_code) {
   auto* verb = bench.add_subcommand("compile", "What compiling costs, by the size of the graph");
   auto largest = std::make_shared<int64_t>(1'000'000);
@@ -203,6 +302,8 @@ void add_bench(CLI::App& program, const Registry& registry, int& exit_code) {
   add_dispatch_bench(*verb, exit_code);
   add_backward_bench(*verb, registry, exit_code);
   add_compile_bench(*verb, exit_code);
+  add_memory_bench(*verb, registry, exit_code);
+  add_overlap_bench(*verb, registry, exit_code);
   add_transport_bench(*verb, exit_code);
   add_train_bench(*verb, exit_code);
 }

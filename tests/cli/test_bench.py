@@ -1,0 +1,41 @@
+"""The benchmarks run and print what they promise; how fast they are is not asked."""
+import re
+
+from program import ProgramTest, TINY, WRONG_INPUT, main
+
+
+class Bench(ProgramTest):
+    def test_memory(self):
+        out = self.piper("bench", "memory", *TINY, "--strategies", "1f1b:2,zero3:2",
+                         "--microbatches", "2", "--memory-cap", "400000", "--largest", "64",
+                         "--iters", "2").stdout
+        batches = {}
+        for line in out.splitlines():
+            row = re.match(r"(\S+)\s+(recompute|offload|both)?\s+(\d+)\s+([\d.]+)\s", line)
+            if row:
+                batches[row[1], row[2] or ""] = int(row[3])
+        self.assertEqual(len(batches), 8, out)
+        for strategy in ("1f1b:2", "zero3:2"):
+            for variant in ("recompute", "offload", "both"):
+                self.assertGreaterEqual(batches[strategy, variant], batches[strategy, ""], out)
+
+    def test_overlap(self):
+        job = (*TINY, "--strategy", "zero3:2", "--microbatches", "2")
+        costs = self.folder / "costs.json"
+        self.piper("profile", *job, "--time", "20", "-o", costs)
+        out = self.piper("bench", "overlap", *job, "--costs", costs, "--iters", "3",
+                         "--unmeasured", "1", "--rounds", "1").stdout
+        self.assertRegex(out, r"over the link, without overlap +\d")
+        self.assertRegex(out, r"sent by a device over .*/s; -?\d+% hidden of what the DAG allows")
+
+    def test_refused(self):
+        costs = self.folder / "costs.json"
+        self.piper("profile", *TINY, "--strategy", "single", "--time", "20", "-o", costs)
+        self.refused("bench", "overlap", *TINY, "--strategy", "single", "--costs", costs, "--iters",
+                     "3", says="its devices send nothing", code=WRONG_INPUT)
+        self.refused("bench", "overlap", *TINY, "--strategy", "dp:2", "--costs",
+                     self.folder / "none.json", says=["none.json", "--costs"], code=WRONG_INPUT)
+
+
+if __name__ == "__main__":
+    main()

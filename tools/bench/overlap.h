@@ -1,0 +1,31 @@
+// How much of the communication a run hides behind its computation, of what its DAG allows.
+#pragma once
+
+#include "actors/session.h"
+#include "compiler/cost/cluster.h"
+#include "compiler/cost/cost_model.h"
+#include "ir/strategy.h"
+
+#include <cstdint>
+#include <functional>
+
+namespace piper::cli {
+
+struct OverlapBenchmark {
+  std::function<Result<Model>()> model;
+  ir::Strategy strategy;
+  SessionOptions session; ///< without a link
+  compiler::CostModel costs;
+  compiler::Cluster cluster; ///< that the costs were measured on
+  int64_t iterations = 8, warmup = 2, rounds = 3;
+  double share = 1; ///< communication takes so many times as long as computation
+};
+
+/// Trains without a link, then in turn over a throttled link (transport/throttled) on which what
+/// the busiest device sends takes `share` times a whole iteration without it, with overlap and
+/// without. What the DAG allows to be hidden is what the simulator hides on the same link, its
+/// costs scaled so that it agrees with the run without a link. Prints the figures and
+///   hidden = (without overlap - with overlap) / (without overlap - as the DAG allows).
+Result<void> bench_overlap(const OverlapBenchmark& benchmark);
+
+} // namespace piper::cli
