@@ -51,6 +51,8 @@ public:
   Graph rewrite() const;
 
 private:
+  Result<void> find_segmented();
+  bool may_join(CallPass pass, CallId a, CallId b) const;
   std::vector<CallId> run_calls(const Microbatch& m, CallPass pass, CallId run) const;
   std::vector<std::vector<CallId>> run_chunks(const Microbatch& m, CallPass pass, CallId run) const;
   std::vector<ValueRef> kept(const Node& node, ValueKind kind, CallPass reader) const;
@@ -65,6 +67,8 @@ private:
   const ModelSpec& model_;
   NodeSelector selector_;
   std::vector<Microbatch> microbatches_;
+  std::vector<uint32_t> segments_;               ///< of each call
+  std::vector<bool> again_, away_;               ///< calls that are recomputed, or offloaded
   std::vector<std::vector<CallId>> readers_;     ///< with a backward, of each value, in order
   std::vector<std::vector<CallId>> all_readers_; ///< of each value, in order
 };
@@ -95,7 +99,37 @@ Fuser::Fuser(const Graph& graph) : graph_(graph), model_(*graph.model), selector
   }
 }
 
+/// The calls of which `recompute` and `offload` keep nothing on the device for a while.
+Result<void> Fuser::find_segmented() {
+  const Strategy& strategy = *graph_.strategy;
+  segments_ = model_.segments();
+  again_.resize(model_.calls.size());
+  away_.resize(model_.calls.size());
+  for (size_t d = 0; d < strategy.directives.size(); ++d) {
+    const auto* recompute = std::get_if<Recompute>(&strategy.directives[d].body);
+    const auto* offload = std::get_if<Offload>(&strategy.directives[d].body);
+    if (!recompute && !(offload && offload->activations))
+      continue;
+    PIPER_TRY(const std::vector<CallId> calls,
+              select_calls(graph_, d, recompute ? recompute->filter : offload->filter));
+    for (CallId call : calls)
+      (recompute ? again_ : away_)[call.value] = true;
+  }
+  return {};
+}
+
+/// One instruction needs at once what all its calls keep, so that one over several segments would
+/// undo what recomputing or offloading each of them saves.
+bool Fuser::may_join(CallPass pass, CallId a, CallId b) const {
+  if (segments_[a.value] == segments_[b.value] || pass == kWeight)
+    return true;
+  const bool away = away_[a.value] || away_[b.value];
+  const bool again = again_[a.value] || again_[b.value];
+  return !away && !(again && pass == kBackward);
+}
+
 Result<void> Fuser::find_runs(const CompileOptions& options) {
+  PIPER_CHECK_OK(find_segmented());
   const Strategy& strategy = *graph_.strategy;
   for (size_t d = 0; d < strategy.directives.size(); ++d) {
     const auto* fuse = std::get_if<Fuse>(&strategy.directives[d].body);
@@ -119,6 +153,8 @@ Result<void> Fuser::find_runs(const CompileOptions& options) {
         continue; // what the one makes is summed before the other reads it
       Microbatch& m = microbatches_[a.microbatch()];
       const CallPass which = pass_of(a.id.op);
+      if (!may_join(which, CallId(a.id.subject), CallId(b.id.subject)))
+        continue;
       bool adjacent = true; // nothing of this pass lies between them in the model
       for (size_t c = a.id.subject + 1; c < b.id.subject; ++c)
         adjacent &= which != kForward && !m.node(which, c);

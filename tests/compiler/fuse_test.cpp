@@ -99,3 +99,17 @@ TEST_CASE("calls that are neighbours only on their device stay apart") {
                                 .fuse({}));
   CHECK(count(graph, Op::Forward) == 4);
 }
+
+TEST_CASE("segments that are recomputed or offloaded are not fused with others") {
+  const auto all = [] { return Strategy().place({}, {0}).fuse({}); };
+  const Graph plain = fused(all());
+  CHECK(count(plain, Op::Forward) == 1);
+  CHECK(count(plain, Op::Backward) == 1);
+  const Graph again = fused(all().recompute({{"layer", 1}}));
+  CHECK(count(again, Op::Forward) == 1);
+  CHECK(count(again, Op::Backward) == 3); // what is before, itself, and after
+  CHECK(find(again, Op::Forward, "a").chunks.size() == 3);
+  const Graph away = fused(all().offload({.filter = {{"layer", 1}}}));
+  CHECK(count(away, Op::Forward) == 3);
+  CHECK(count(away, Op::Backward) == 3);
+}

@@ -93,6 +93,6 @@ TEST_CASE("metrics and changes as JSON") {
   CHECK(to_json(metrics) ==
         R"({"iterations":2,"loss":0.0,"epoch":0,"strategy":"dp:2","changes":[],)"
         R"("waiting":[{"to":"1f1b:2","at":9}],)"
-        R"("devices":[{"device":0,"process":"main","role":"g0","peak_bytes":5,)"
+        R"("devices":[{"device":0,"process":"main","role":"g0","peak_bytes":5,"offloaded_bytes":0,)"
         R"("busy_seconds":0.0,"idle_seconds":0.0,"bytes_sent":0}]})");
 }
