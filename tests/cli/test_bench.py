@@ -20,21 +20,24 @@ class Bench(ProgramTest):
                 self.assertGreaterEqual(batches[strategy, variant], batches[strategy, ""], out)
 
     def test_overlap(self):
-        job = (*TINY, "--strategy", "zero3:2", "--microbatches", "2")
-        costs = self.folder / "costs.json"
-        self.piper("profile", *job, "--time", "20", "-o", costs)
-        out = self.piper("bench", "overlap", *job, "--costs", costs, "--iters", "3",
-                         "--unmeasured", "1", "--rounds", "1").stdout
+        out = self.piper("bench", "overlap", *TINY, "--strategy", "zero3:2", "--microbatches", "2",
+                         "--iters", "3", "--unmeasured", "1", "--rounds", "1", "--time",
+                         "20").stdout
         self.assertRegex(out, r"over the link, without overlap +\d")
         self.assertRegex(out, r"sent by a device over .*/s; -?\d+% hidden of what the DAG allows")
 
+    def test_simulate(self):
+        out = self.piper("bench", "simulate", *TINY, "--strategies", "single,1f1b:2", "--rounds",
+                         "2", "--iters", "3", "--unmeasured", "1", "--time", "20").stdout
+        self.assertRegex(out, r"single +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+-[\d.]+")
+        self.assertRegex(out, r"1f1b:2 +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+-[\d.]+")
+
     def test_refused(self):
-        costs = self.folder / "costs.json"
-        self.piper("profile", *TINY, "--strategy", "single", "--time", "20", "-o", costs)
-        self.refused("bench", "overlap", *TINY, "--strategy", "single", "--costs", costs, "--iters",
-                     "3", says="its devices send nothing", code=WRONG_INPUT)
-        self.refused("bench", "overlap", *TINY, "--strategy", "dp:2", "--costs",
-                     self.folder / "none.json", says=["none.json", "--costs"], code=WRONG_INPUT)
+        self.refused("bench", "overlap", *TINY, "--strategy", "single", "--iters", "3",
+                     "--rounds", "1", "--time", "20", says="its devices send nothing",
+                     code=WRONG_INPUT)
+        self.refused("bench", "simulate", *TINY, "--strategies", "single", "--iters", "1",
+                     says="no iteration is left", code=WRONG_INPUT)
 
 
 if __name__ == "__main__":

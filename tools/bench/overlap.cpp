@@ -2,6 +2,7 @@
 
 #include "compiler/compile.h"
 #include "compiler/simulate/simulate.h"
+#include "tools/bench/costs.h"
 #include "tools/piper/numbers.h"
 #include "tools/piper/table.h"
 
@@ -41,11 +42,13 @@ Result<void> bench_overlap(const OverlapBenchmark& benchmark) {
   compiler::CompileOptions options;
   options.devices = benchmark.session.devices;
   PIPER_TRY(const auto compiled, compiler::compile(model.spec, benchmark.strategy, options));
+  PIPER_TRY(const MeasuredCosts measured,
+            measure_costs(model, benchmark.session, rows_to_measure(*model.spec, compiled.plans),
+                          benchmark.time, std::nullopt, benchmark.session.devices));
   const auto simulated = [&](const compiler::Cluster& cluster) -> Result<double> {
-    PIPER_TRY(const auto simulation,
-              compiler::simulate(compiled.plans, *model.spec, benchmark.costs, cluster,
-                                 {.timeline = false}));
-    return simulation.makespan + benchmark.costs.iteration / cluster.speed;
+    PIPER_TRY(const auto simulation, compiler::simulate(compiled.plans, *model.spec, measured.costs,
+                                                        cluster, {.timeline = false}));
+    return simulation.makespan + measured.costs.iteration / cluster.speed;
   };
 
   Figures alone;
@@ -65,8 +68,8 @@ Result<void> bench_overlap(const OverlapBenchmark& benchmark) {
     PIPER_CHECK_OK(train(benchmark, in_turn, without));
   }
 
-  PIPER_TRY(const double foretold, simulated(benchmark.cluster));
-  compiler::Cluster throttled = benchmark.cluster;
+  PIPER_TRY(const double foretold, simulated(measured.cluster));
+  compiler::Cluster throttled = measured.cluster;
   throttled.speed *= foretold / computing;
   for (compiler::Level& level : throttled.levels) {
     level.hands_over = false;

@@ -2,10 +2,9 @@
 #pragma once
 
 #include "actors/session.h"
-#include "compiler/cost/cluster.h"
-#include "compiler/cost/cost_model.h"
 #include "ir/strategy.h"
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 
@@ -15,16 +14,16 @@ struct OverlapBenchmark {
   std::function<Result<Model>()> model;
   ir::Strategy strategy;
   SessionOptions session; ///< without a link
-  compiler::CostModel costs;
-  compiler::Cluster cluster; ///< that the costs were measured on
   int64_t iterations = 8, warmup = 2, rounds = 3;
+  std::chrono::milliseconds time{1500}; ///< of measuring calls with each number of rows
   double share = 1; ///< communication takes so many times as long as computation
 };
 
-/// Trains without a link, then in turn over a throttled link (transport/throttled) on which what
-/// the busiest device sends takes `share` times a whole iteration without it, with overlap and
-/// without. What the DAG allows to be hidden is what the simulator hides on the same link, its
-/// costs scaled so that it agrees with the run without a link. Prints the figures and
+/// Measures what calls cost, trains without a link, then in turn over a throttled link
+/// (transport/throttled) on which what the busiest device sends takes `share` times a whole
+/// iteration without it, with overlap and without. What the DAG allows to be hidden is what the
+/// simulator hides on the same link, its costs scaled so that it agrees with the run without a
+/// link. Prints the figures and
 ///   hidden = (without overlap - with overlap) / (without overlap - as the DAG allows).
 Result<void> bench_overlap(const OverlapBenchmark& benchmark);
 

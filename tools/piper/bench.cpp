@@ -3,10 +3,10 @@
 #include "tools/bench/compile.h"
 #include "tools/bench/memory.h"
 #include "tools/bench/overlap.h"
+#include "tools/bench/simulate.h"
 #include "tools/bench/train.h"
 #include "tools/bench/transport.h"
 #include "tools/piper/ablations.h"
-#include "tools/piper/files.h"
 #include "tools/piper/job.h"
 #include "tools/piper/table.h"
 #include "tools/piper/verbs.h"
@@ -233,7 +233,7 @@ void add_memory_bench(CLI::App& bench, const Registry& registry, int& exit_code)
 struct OverlapBenchFlags {
   Job job;
   OverlapBenchmark benchmark;
-  std::string costs_file;
+  int64_t milliseconds = 1500;
 };
 
 Result<void> run_overlap_bench(const Registry& registry, CLI::App& verb, OverlapBenchFlags& flags) {
@@ -246,12 +246,7 @@ Result<void> run_overlap_bench(const Registry& registry, CLI::App& verb, Overlap
   PIPER_CHECK_OK(flags.job.settle_devices(model, {b.strategy}));
   PIPER_TRY(b.session, flags.job.session_options());
   b.model = [&] { return flags.job.build_model(registry); };
-  PIPER_TRY(const std::string text, read_file(flags.costs_file, "--costs"));
-  PIPER_TRY(b.costs, compiler::CostModel::parse(text, *model.spec, flags.costs_file));
-  PIPER_TRY(const auto cluster, compiler::Cluster::parse(text, flags.costs_file));
-  if (!cluster)
-    return user_error("it has no cluster", flags.costs_file, "make it with piper profile");
-  b.cluster = *cluster;
+  b.time = std::chrono::milliseconds(flags.milliseconds);
   return bench_overlap(b);
 }
 
@@ -269,15 +264,64 @@ void add_overlap_bench(CLI::App& bench, const Registry& registry, int& exit_code
         ->capture_default_str()
         ->group("Benchmark");
   };
-  verb->add_option("--costs", flags->costs_file, "What piper profile wrote for this job")
-      ->required()
-      ->group("Benchmark");
+  option("--time", flags->milliseconds, "Milliseconds of measuring calls, about");
   option("--share", b.share, "Communication takes so many times as long as an iteration");
   option("--iters", b.iterations, "With the warm-up");
   option("--unmeasured", b.warmup, "Iterations that do not count");
   option("--rounds", b.rounds, "Runs of each, in turn");
   verb->callback([verb, flags, &registry, &exit_code] {
     const auto result = run_overlap_bench(registry, *verb, *flags);
+    exit_code = result.ok() ? kDone : fail(result.error());
+  });
+}
+
+struct SimulateBenchFlags {
+  Job job;
+  SimulateBenchmark benchmark;
+  int64_t milliseconds = 1500;
+  int64_t microbatches = 0;
+};
+
+Result<void> run_simulate_bench(const Registry& registry, CLI::App& verb,
+                                SimulateBenchFlags& flags) {
+  PIPER_CHECK_OK(flags.job.read_config(verb));
+  SimulateBenchmark& b = flags.benchmark;
+  if (b.unmeasured >= b.iterations)
+    return user_error("no iteration is left to measure", "--unmeasured");
+  flags.job.devices = 1; // each strategy names its own
+  PIPER_TRY(b.session, flags.job.session_options());
+  b.model = [&] { return flags.job.build_model(registry); };
+  b.time = std::chrono::milliseconds(flags.milliseconds);
+  std::vector<ir::Strategy> strategies;
+  for (const std::string& expression : b.expressions) {
+    PIPER_TRY(ir::Strategy strategy, read_strategy(expression, flags.microbatches, "--strategies"));
+    b.strategies.push_back(std::move(strategy));
+  }
+  return bench_simulate(b);
+}
+
+void add_simulate_bench(CLI::App& bench, const Registry& registry, int& exit_code) {
+  auto* verb = bench.add_subcommand("simulate",
+                                    "Simulated iterations against measured ones, on this machine");
+  auto flags = std::make_shared<SimulateBenchFlags>();
+  SimulateBenchmark& b = flags->benchmark;
+  flags->job.add_model_flags(*verb);
+  flags->job.add_session_flags(*verb);
+  const auto option = [&](const char* name, auto& target, const char* help) {
+    return verb->add_option(name, target, help)->capture_default_str()->group("Benchmark");
+  };
+  option("--strategies", b.expressions, "Comma separated")->delimiter(',');
+  option("--microbatches", flags->microbatches, "Of each strategy; 0: the builder's choice")
+      ->check(CLI::NonNegativeNumber);
+  option("--iters", b.iterations, "Of each run")->check(CLI::PositiveNumber);
+  option("--unmeasured", b.unmeasured, "Iterations that do not count")
+      ->check(CLI::NonNegativeNumber);
+  option("--rounds", b.rounds, "Of measuring calls and then iterations")
+      ->check(CLI::PositiveNumber);
+  option("--time", flags->milliseconds, "Milliseconds of measuring calls, about")
+      ->check(CLI::PositiveNumber);
+  verb->callback([verb, flags, &registry, &exit_code] {
+    const auto result = run_simulate_bench(registry, *verb, *flags);
     exit_code = result.ok() ? kDone : fail(result.error());
   });
 }
@@ -304,6 +348,7 @@ void add_bench(CLI::App& program, const Registry& registry, int& exit_code) {
   add_compile_bench(*verb, exit_code);
   add_memory_bench(*verb, registry, exit_code);
   add_overlap_bench(*verb, registry, exit_code);
+  add_simulate_bench(*verb, registry, exit_code);
   add_transport_bench(*verb, exit_code);
   add_train_bench(*verb, exit_code);
 }
