@@ -1,6 +1,7 @@
 #include "compiler/linearize.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <queue>
 #include <tuple>
@@ -56,6 +57,8 @@ struct Lane {
   double clock = 0;
   MinHeap<Waiting> later;      ///< ready after `clock`
   MinHeap<Priority> available; ///< ready by `clock`
+  /// Of its entry in the heap of starts that counts; nan if none does.
+  double posted = std::numeric_limits<double>::quiet_NaN();
   bool empty() const { return later.empty() && available.empty(); }
   double next_start() const { return available.empty() ? later.top().ready : clock; }
 };
@@ -117,12 +120,9 @@ public:
       const auto [start, l] = starts_.top();
       starts_.pop();
       Lane& lane = lanes_[l];
-      if (lane.empty())
+      if (start != lane.posted) // overtaken by a change of the lane
         continue;
-      if (start != lane.next_start()) { // overtaken by a change of the lane
-        starts_.emplace(lane.next_start(), l);
-        continue;
-      }
+      lane.posted = std::numeric_limits<double>::quiet_NaN();
       lane.clock = std::max(lane.clock, start);
       while (!lane.later.empty() && lane.later.top().ready <= lane.clock) {
         lane.available.push(lane.later.top().priority);
@@ -133,7 +133,7 @@ public:
       lane.clock += cost(*nodes_[node]);
       execute(node, lane.clock);
       if (!lane.empty())
-        starts_.emplace(lane.next_start(), l);
+        post(l);
     }
     return std::move(order_);
   }
@@ -158,7 +158,16 @@ private:
       lane.available.push(priority);
     else
       lane.later.push({ready_[i], priority});
-    starts_.emplace(lane.next_start(), lane_of_[i]);
+    post(lane_of_[i]);
+  }
+
+  /// One entry a lane counts, so that a lane with much to do is not looked at for all of it.
+  void post(uint32_t l) {
+    Lane& lane = lanes_[l];
+    if (const double next = lane.next_start(); next != lane.posted) {
+      lane.posted = next;
+      starts_.emplace(next, l);
+    }
   }
 
   void emit(uint32_t i) {

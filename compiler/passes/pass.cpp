@@ -75,8 +75,22 @@ std::string known_tags(const Graph& graph) {
 
 } // namespace
 
+namespace {
+/// Whether the term asks for microbatches that there are. A schedule asks for each of them many
+/// times, so this must not take longer the more there are.
+bool asks_for_microbatches(const Graph& graph, const std::string& tag, const TagMatch& match) {
+  return !graph.microbatch_tag.empty() && tag == graph.microbatch_tag &&
+         std::all_of(match.indices.begin(), match.indices.end(), [&](const TagIndex& index) {
+           const auto* number = std::get_if<int64_t>(&index);
+           return number && *number >= 0 && *number < graph.microbatches;
+         });
+}
+} // namespace
+
 Result<void> check_filter(const Graph& graph, size_t directive, const Filter& filter) {
   for (const auto& [tag, match] : filter.terms) {
+    if (asks_for_microbatches(graph, tag, match))
+      continue;
     const std::set<std::string> known = known_indices(graph, tag);
     if (known.empty()) {
       if (match.kind == TagMatch::Kind::Absent)
