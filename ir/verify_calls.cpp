@@ -39,6 +39,32 @@ Result<void> check_shares(const RoleView& role, const Instruction& each, GroupId
   return {};
 }
 
+/// The ranks of a block can share the call as the group says.
+Result<void> check_layout(const RoleView& role, const Instruction& each, CallId id) {
+  const Group& group = role.set.groups[each.self.value];
+  const ModelCall& call = role.facts.model.call(id);
+  switch (group.layout) {
+  case Layout::Whole:
+    return {};
+  case Layout::Tokens:
+    if (call.cut == Cut::Tokens)
+      return {};
+    break;
+  case Layout::Weights:
+  case Layout::Experts:
+    if (call.cut == (group.layout == Layout::Weights ? Cut::Tensor : Cut::Experts) &&
+        call.pieces % group.ways == 0)
+      return {};
+    break;
+  case Layout::Partial:
+    break; // of values alone
+  }
+  return role.wrong(each,
+                    fmt::format("the ranks of g{} cannot share call {} so: it is {} in "
+                                "blocks of {}",
+                                each.self.value, call.name, to_string(group.layout), group.ways));
+}
+
 Result<Places> find_places(const std::vector<RoleView>& roles) {
   const PlanSet& set = roles.front().set;
   const ModelSpec& model = roles.front().facts.model;
@@ -53,6 +79,7 @@ Result<Places> find_places(const std::vector<RoleView>& roles) {
       PIPER_CHECK_OK(check_shares(role, each, first));
       for (const auto& chunk : each.chunks)
         for (CallId call : chunk) {
+          PIPER_CHECK_OK(check_layout(role, each, call));
           GroupId& group = places.of(call, each.microbatch);
           if (group && group != each.self)
             return role.wrong(each, fmt::format("g{} runs this microbatch of call {} too",

@@ -10,6 +10,8 @@
 // the backwards, which add in one order of their own.
 #include "ir/verify_plan.h"
 
+#include <map>
+
 namespace piper::ir {
 
 namespace {
@@ -128,6 +130,11 @@ private:
                                      "is for {} ones in blocks of {}",
                                      facts_.model.param(param).name, to_string(layout), at.ways,
                                      bucket.name, to_string(home.layout), home.ways));
+    if (home.parts() > 1 && !same_pieces(all_[i].self, bucket.group))
+      return view_.wrong(all_[i], fmt::format("ranks of g{} have other pieces of parameter {} in "
+                                              "bucket {}",
+                                              all_[i].self.value, facts_.model.param(param).name,
+                                              bucket.name));
     if (goes_forward(all_[i].op)) {
       if (!order_.before(i, its.update)) // of sharded ones, also before they are let go
         return view_.wrong(all_[i],
@@ -152,6 +159,23 @@ private:
     return {};
   }
 
+  /// Whether each device of the role holds the piece of a cut parameter that its calls use.
+  bool same_pieces(GroupId at, GroupId home) {
+    const Group &uses = set_.groups[at.value], &holds = set_.groups[home.value];
+    if (uses.devices == holds.devices)
+      return true;
+    const auto [known, fresh] = same_pieces_.try_emplace({at, home}, true);
+    if (!fresh)
+      return known->second;
+    std::map<DeviceIndex, uint32_t> piece; // of each device that holds one
+    for (size_t rank = 0; rank < holds.size(); ++rank)
+      piece[holds.devices[rank]] = holds.part(static_cast<int>(rank));
+    for (size_t rank = 0; rank < uses.size(); ++rank)
+      if (set_.role_of(uses.devices[rank]) == view_.id)
+        known->second &= piece.at(uses.devices[rank]) == rank % uses.ways;
+    return known->second;
+  }
+
   const RoleView& view_;
   const PlanSet& set_;
   const ModelFacts& facts_;
@@ -159,7 +183,8 @@ private:
   const std::vector<Instruction>& all_;
   std::vector<BucketWork> work_;
   uint32_t commit_ = kNone;
-  std::vector<uint32_t> last_adder_; ///< to each parameter's gradient
+  std::vector<uint32_t> last_adder_;                        ///< to each parameter's gradient
+  std::map<std::pair<GroupId, GroupId>, bool> same_pieces_; ///< by user and holder
 };
 
 } // namespace

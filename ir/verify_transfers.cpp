@@ -100,7 +100,7 @@ private:
     return {};
   }
 
-  /// The members of a group issue its collectives in one order.
+  /// The members of a group issue its collectives in one order, each under a key of its own.
   Result<void> collectives() const {
     struct Entry {
       RoleId role;
@@ -109,9 +109,16 @@ private:
     std::map<GroupId, std::vector<Entry>> first; // as the first role has them
     for (size_t r = 0; r < set_.plans.size(); ++r) {
       std::map<GroupId, std::vector<Entry>> own;
-      for (const Instruction& each : set_.plans[r].instructions)
-        if (is_collective(each.op))
-          own[each.group].push_back({RoleId(r), &each});
+      std::set<Key> keys;
+      for (const Instruction& each : set_.plans[r].instructions) {
+        if (!is_collective(each.op))
+          continue;
+        own[each.group].push_back({RoleId(r), &each});
+        const Key key{each.edge, each.microbatch};
+        if (!keys.insert(key).second)
+          return wrong_instruction(set_, RoleId(r), each, model_,
+                                   fmt::format("{} is the key of an earlier one too", text(key)));
+      }
       for (GroupId group : set_.roles[r].groups) {
         auto [entry, is_first] = first.emplace(group, own[group]);
         if (is_first)
@@ -274,6 +281,12 @@ private:
     if (sent != to.value || replicas(set_, sends.self) != replicas(set_, receives.self))
       return wrong(recv, fmt::format("device {} sends it {}", channel.from,
                                      set_.name(role_of(channel.from), sends, &model_)));
+    const Group &here = set_.groups[sends.self.value], &there = set_.groups[receives.self.value];
+    if (here.layout != there.layout || here.ways != there.ways)
+      return wrong(recv, fmt::format("device {} sends it {} in blocks of {}, here it is {} in "
+                                     "blocks of {}",
+                                     channel.from, to_string(here.layout), here.ways,
+                                     to_string(there.layout), there.ways));
     return {};
   }
 

@@ -54,28 +54,38 @@ private:
       return view_.wrong(fmt::format("slot s{} is for a value at no place", slot.value));
     if (is_kept(kind))
       return {};
-    const TensorType type =
-        type_on(set_.groups[its.value.at.value], model_.values[its.value.subject]);
+    const Group& at = group(its.value.at);
+    const TensorType& whole = model_.values[its.value.subject].type;
+    if (at.layout == Layout::Tokens && (whole.dims.size() < 2 || whole.dims[1] % at.ways != 0))
+      return view_.wrong(fmt::format("{} is {}: its tokens do not make {} pieces",
+                                     view_.slot_name(slot), whole.to_string(), at.ways));
+    const TensorType type = type_on(at, model_.values[its.value.subject]);
     if (its.type != type)
       return view_.wrong(fmt::format("{} is of type {}, the model's is {}", view_.slot_name(slot),
                                      its.type.to_string(), type.to_string()));
     return {};
   }
 
-  /// Whether a value of group `at` is one of group `self` too, on every device of the role: a
-  /// transfer within a device is left out.
-  bool same_place(GroupId at, GroupId self) {
+  const Group& group(GroupId id) const { return set_.groups[id.value]; }
+
+  /// Whether the ranks of two groups work on the same rows in the same blocks, on every device of
+  /// the role: a transfer within a device is left out.
+  bool same_ranks(GroupId at, GroupId self) {
     if (at == self)
       return true;
-    auto [known, fresh] = same_place_.try_emplace({at, self}, false);
-    if (fresh && at.value < set_.groups.size() && replicas(set_, at) == replicas(set_, self)) {
-      const auto &a = set_.groups[at.value].devices, &b = set_.groups[self.value].devices;
+    auto [known, fresh] = same_ranks_.try_emplace({at, self}, false);
+    if (fresh && replicas(set_, at) == replicas(set_, self) && group(at).ways == group(self).ways) {
+      const auto &a = group(at).devices, &b = group(self).devices;
       known->second = a.size() == b.size();
       for (size_t i = 0; known->second && i < a.size(); ++i)
         if (set_.role_of(a[i]) == view_.id || set_.role_of(b[i]) == view_.id)
           known->second = a[i] == b[i];
     }
     return known->second;
+  }
+  /// What is on group `at` is what a rank of `self` has in the layout of `self`.
+  bool same_place(GroupId at, GroupId self) {
+    return group(at).layout == group(self).layout && same_ranks(at, self);
   }
 
   /// The slot is named as one of the instruction's microbatch and place.
@@ -84,26 +94,38 @@ private:
     if (its.microbatch != each.microbatch)
       return view_.wrong(each, fmt::format("{} is of another microbatch", view_.slot_name(slot)));
     // A call may read and make values in another layout than its own.
-    const Group& self = set_.groups[each.self.value];
-    bool right = is_read ? same_place(its.at, each.self) : its.at == each.self;
-    if (is_compute(each.op) && !is_kept(its.kind) && self.layout == Layout::Weights) {
-      const Layout layout = is_read ? reads(self.layout) : makes(self.layout);
-      const Group& at = set_.groups[its.at.value];
-      right = at.layout == layout && at.same_blocks(self);
-    }
+    const Layout self = group(each.self).layout;
+    Layout right = self;
+    if (is_compute(each.op) && !is_kept(its.kind))
+      right = is_read ? reads(self) : makes(self);
+    const bool same =
+        is_read || right != self ? same_ranks(its.at, each.self) : its.at == each.self;
     if (each.op == Opcode::Redistribute && is_read)
-      right = its.at == each.group || (its.at == each.self && slot != each.inputs[0]);
-    if (!right)
+      return {}; // at one of its ends: see check_redistribute
+    if (!same)
       return view_.wrong(each, fmt::format("{} is of another place", view_.slot_name(slot)));
+    if (group(its.at).layout != right)
+      return view_.wrong(each, fmt::format("{} is {} there, not {}", view_.slot_name(slot),
+                                           to_string(group(its.at).layout), to_string(right)));
     return {};
+  }
+  /// What has no other layout.
+  Result<void> check_whole(const Instruction& each) const {
+    if (group(each.self).layout == Layout::Whole)
+      return {};
+    return view_.wrong(each, fmt::format("what it works on is whole, but g{} is {}",
+                                         each.self.value, to_string(group(each.self).layout)));
   }
 
   /// The value itself, and where its rows are told apart by expert, the counts at both ends.
-  Result<void> check_redistribute(const Instruction& each) const {
+  Result<void> check_redistribute(const Instruction& each) {
     const Move move = *move_between(set_.groups[each.group.value], set_.groups[each.self.value]);
     if (each.inputs.empty() || each.outputs.size() != 1)
       return view_.wrong(each, "it moves one value");
     ValueRef moved = ref(each.inputs[0]);
+    if (!same_place(moved.at, each.group))
+      return view_.wrong(each, fmt::format("{} is not on g{}, where it comes from",
+                                           view_.slot_name(each.inputs[0]), each.group.value));
     moved.at = each.self;
     if (is_kept(moved.kind) || moved != ref(each.outputs[0]))
       return wrong_slot(each, each.outputs[0], "the value that it moves");
@@ -115,7 +137,7 @@ private:
     const ValueId counts = counts_of(ValueId(moved.subject));
     for (const auto& [its, at] : {std::pair(source, each.group), {target, each.self}})
       if (its.kind != ValueKind::Activation || !counts || its.subject != counts.value ||
-          its.at != at)
+          !same_place(its.at, at))
         return view_.wrong(
             each, fmt::format("it does not read the counts of {} at both ends", value.name));
     return {};
@@ -176,6 +198,7 @@ private:
         return view_.wrong(each, "it writes to no slot");
     switch (each.op) {
     case Opcode::Input:
+      PIPER_CHECK_OK(check_whole(each));
       PIPER_CHECK_OK(check_counts(each, 0, 1));
       if (ref(each.outputs[0]).kind != ValueKind::Activation ||
           model_.values[ref(each.outputs[0]).subject].producer)
@@ -185,6 +208,7 @@ private:
     case Opcode::Recompute:
       return check_forward(each);
     case Opcode::Seed:
+      PIPER_CHECK_OK(check_whole(each));
       PIPER_CHECK_OK(check_counts(each, 0, 1));
       if (!is(each.outputs[0], ValueKind::Gradient, model_.loss))
         return wrong_slot(each, each.outputs[0], "the gradient of the loss");
@@ -198,6 +222,7 @@ private:
     case Opcode::Add:
       return check_add(each);
     case Opcode::Loss:
+      PIPER_CHECK_OK(check_whole(each));
       PIPER_CHECK_OK(check_counts(each, 1, 0));
       if (!is(each.inputs[0], ValueKind::Activation, model_.loss))
         return wrong_slot(each, each.inputs[0], "the loss");
@@ -350,7 +375,7 @@ private:
   const RoleView& view_;
   const PlanSet& set_;
   const ModelSpec& model_;
-  std::map<std::pair<GroupId, GroupId>, bool> same_place_;
+  std::map<std::pair<GroupId, GroupId>, bool> same_ranks_;
   // By value, the last instruction (counted from 1) whose calls make it; read it; that writes its
   // gradient. One array for all instructions, so that each costs what it names.
   std::vector<uint32_t> made_, needed_, given_;

@@ -89,9 +89,19 @@ Result<std::vector<Replication>> replications(const Graph& graph) {
   return result;
 }
 
+/// The directive that put a call where it is; of one that is in several places, one of them.
+std::string placed_by(const Graph& graph, CallId call) {
+  for (const RegionPtr& region : graph.regions)
+    for (const Node& node : region->nodes())
+      if (node.id.op == Op::Forward && node.id.subject == call.value)
+        return graph.strategy->describe(static_cast<size_t>(node.directive));
+  return "strategy";
+}
+
 /// All devices of the groups, as one: first those of one, then those of the next, so that blocks
-/// stay blocks.
-Result<GroupId> intern_union(Graph& graph, const Homes& homes, const std::string& what) {
+/// stay blocks. `user`: a call that runs on one of them.
+Result<GroupId> intern_union(Graph& graph, const Homes& homes, CallId user,
+                             const std::string& what) {
   if (homes.size() == 1)
     return homes.front();
   const Group& first = graph.groups[homes.front().value];
@@ -103,7 +113,8 @@ Result<GroupId> intern_union(Graph& graph, const Homes& homes, const std::string
                                     "blocks of {} by others",
                                     what, to_string(first.layout), first.ways,
                                     to_string(group.layout), group.ways),
-                        "strategy", "shard all calls that share a parameter alike, or none");
+                        placed_by(graph, user),
+                        "shard all calls that share a parameter alike, or none");
     for (DeviceIndex device : group.devices)
       if (std::find(all.devices.begin(), all.devices.end(), device) == all.devices.end())
         all.devices.push_back(device);
@@ -249,7 +260,7 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
         continue;
       std::string by_segment = span(names[segments[first.value]], names[segments[last.value]]);
       std::string by_call = span(model.call(first).name, model.call(last).name);
-      PIPER_TRY(const GroupId group, intern_union(graph, homes, "bucket " + by_segment));
+      PIPER_TRY(const GroupId group, intern_union(graph, homes, first, "bucket " + by_segment));
       if (const Layout layout = graph.groups[group.value].layout; layout != Layout::Whole)
         for (std::string* name : {&by_segment, &by_call})
           *name += fmt::format(":{}", to_string(layout));
@@ -288,7 +299,8 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
                          [&](CallId call) { return replication[call.value].sharding.*wish; });
     };
     const std::string& name = model.param(param).name;
-    PIPER_TRY(const GroupId group, intern_union(graph, holders(param), "parameter " + name));
+    PIPER_TRY(const GroupId group,
+              intern_union(graph, holders(param), users[param.value].back(), "parameter " + name));
     add_buckets(
         graph, "tied:" + name, group,
         {.optimizer = all_users(&Sharding::optimizer) && graph.groups[group.value].copies() > 1,

@@ -18,6 +18,10 @@ public:
     std::set<int64_t> layers;
     for (const ModelCall& call : model.calls) {
       calls_.push_back(call.name);
+      if (call.cut == Cut::Experts)
+        with_experts_.insert(call.name);
+      else if (call.cut != Cut::None)
+        cuts_ = true;
       for (const Tag& tag : call.annotations)
         if (tag.name == "layer")
           layers.insert(tag.index);
@@ -49,7 +53,11 @@ private:
   template <class T> const T& one_of(const std::vector<T>& list) { return list[pick(list.size())]; }
 
   void named() {
-    const std::string data = one_of({"", "", "dp:2", "zero1:2", "zero2:2", "zero3:2"});
+    const bool shards = (cuts_ || !with_experts_.empty()) && !one_in(3);
+    const std::string data =
+        shards ? one_of({"tp:2", "tp:2", "sp:2", "sp:2", "ep:2", "ep:2", "tp:2xdp:2",
+                         "sp:2xzero3:2", "ep:2xdp:2", "ep:2xzero2:2", "ep:4", "sp:4"})
+               : one_of({"", "", "dp:2", "zero1:2", "zero2:2", "zero3:2"});
     std::string pipeline = one_of({"gpipe", "1f1b", "interleaved", "loopedbfs", "zbh1", "zbh2",
                                    "zb1p", "zbv", "vhalf", "vmin", "dualpipe", "dualpipev"}) +
                            fmt::format(":{}", 1 + pick(data.empty() ? 4 : 2));
@@ -60,12 +68,19 @@ private:
     strategy_.schedule(data.empty() ? pipeline
                        : alone      ? data
                                     : data + "x" + pipeline,
-                       microbatches_ * (data.empty() ? 1 : 2));
+                       microbatches_ * (data.empty() ? 1 : one_of({1, 2, 2, 4})));
   }
 
   void by_hand() {
-    const uint32_t replicas = std::min(devices_, one_of<uint32_t>({1, 1, 1, 2, 2, 3}));
-    const uint32_t ranks = std::max(1u, devices_ / replicas);
+    uint32_t replicas = std::min(devices_, one_of<uint32_t>({1, 1, 1, 2, 2, 3}));
+    if (!with_experts_.empty() && one_in(2)) {
+      replicas = one_of<uint32_t>({2, 2, 4});
+      experts_ = one_of<uint32_t>({2, 2, replicas});
+    } else if (cuts_ && one_in(2)) {
+      tensor_ = one_of<uint32_t>({2, 2, 2, 4});
+      sequence_ = one_in(2);
+    }
+    const uint32_t ranks = std::max(1u, devices_ / (replicas * tensor_));
     microbatches_ = one_of<int64_t>({1, 2, 2, 3, 4});
     if (microbatches_ > 1 || one_in(3))
       strategy_.split({}, microbatches_);
@@ -82,7 +97,7 @@ private:
       if (replicas > 1 && one_in(6))
         replicate = random_replicate();
       if (!by_microbatch || microbatches_ == 1) {
-        put(filter, rank, replicas, replicate);
+        put(filter, stages[s], rank, replicas, replicate);
         continue;
       }
       // As a bidirectional pipeline: half of the microbatches the other way round.
@@ -92,8 +107,8 @@ private:
       Filter one = filter, other = filter;
       one.add({"MB", first});
       other.add({"MB", second});
-      put(one, rank, replicas, replicate);
-      put(other, ranks - 1 - rank, replicas, replicate);
+      put(one, stages[s], rank, replicas, replicate);
+      put(other, stages[s], ranks - 1 - rank, replicas, replicate);
     }
   }
 
@@ -124,10 +139,26 @@ private:
     return replicate;
   }
 
-  void put(Filter filter, uint32_t rank, uint32_t replicas, Replicate replicate) {
+  /// `calls`: those that the filter matches.
+  void put(Filter filter, const std::vector<std::string>& calls, uint32_t rank, uint32_t replicas,
+           Replicate replicate) {
     std::vector<DeviceIndex> devices;
-    for (uint32_t i = 0; i < replicas; ++i)
-      devices.push_back(rank * replicas + i);
+    for (uint32_t i = 0; i < replicas * tensor_; ++i)
+      devices.push_back(rank * replicas * tensor_ + i);
+    if (tensor_ > 1) {
+      strategy_.shard_tensor(filter, devices, tensor_, sequence_ != one_in(12));
+      if (replicas == 1)
+        return;
+    }
+    std::vector<std::string> experts;
+    for (const std::string& call : calls)
+      if (with_experts_.contains(call))
+        experts.push_back(call);
+    if (experts_ > 1 && !experts.empty()) {
+      Filter of_experts = filter;
+      of_experts.add({"call", std::move(experts)});
+      strategy_.shard(std::move(of_experts), devices, experts_);
+    }
     if (replicas == 1) {
       strategy_.place(std::move(filter), std::move(devices), one_in(6) ? "work" : "");
       return;
@@ -221,6 +252,10 @@ private:
   std::mt19937_64& random_;
   std::vector<std::string> calls_;
   std::vector<int64_t> layers_;
+  std::set<std::string> with_experts_; ///< calls
+  bool cuts_ = false;                  ///< the model has other calls that can be cut
+  uint32_t tensor_ = 1, experts_ = 1;  ///< ranks of a block
+  bool sequence_ = false;
   int64_t microbatches_ = 1; ///< of one replica
   Strategy strategy_;
 };

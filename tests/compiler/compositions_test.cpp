@@ -36,17 +36,27 @@ struct Subject {
   }
 };
 
+struct Learned {
+  std::map<uint32_t, double> losses; ///< of each, its share of the mean
+  std::map<std::string, std::set<uint32_t>> sums;
+  bool operator==(const Learned&) const = default;
+};
+
 /// The losses of all microbatches and replicas, and every sum of gradients that was applied.
-std::pair<std::multiset<uint32_t>, std::map<std::string, std::set<uint32_t>>>
-learned(const SymbolicRun& run) {
-  std::pair<std::multiset<uint32_t>, std::map<std::string, std::set<uint32_t>>> all;
-  for (const auto& [what, terms] : run.result) {
+Learned learned(const SymbolicRun& run) {
+  Learned all;
+  double losses = 0;
+  for (const auto& [what, terms] : run.result)
     if (what.starts_with("loss"))
-      all.first.insert(terms.begin(), terms.end());
+      losses += static_cast<double>(terms.size());
+  for (const auto& [what, terms] : run.result) {
+    if (what.starts_with("loss")) // of each rank of a block
+      for (uint32_t term : terms)
+        all.losses[term] += 1 / losses;
     else if (what.starts_with("sum"))
-      all.second[what].insert(terms.begin(), terms.end());
+      all.sums[what].insert(terms.begin(), terms.end());
     else if (what.starts_with("gradient"))
-      all.second[what]; // left behind
+      all.sums[what]; // left behind
   }
   return all;
 }
@@ -57,11 +67,13 @@ TEST_CASE("directives at random are refused with a reason or learn what one devi
   const char* seed = std::getenv("PIPER_SEED");
   std::mt19937_64 random(seed ? std::strtoull(seed, nullptr, 10) : 1);
   const int count = std::getenv("PIPER_LONG") ? 20'000 : 1'000;
-  std::vector<Subject> subjects(4);
+  std::vector<Subject> subjects(6);
   subjects[0].model = chain(4, 24);
   subjects[1].model = load_model("skip");
   subjects[2].model = load_model("tied");
   subjects[3].model = load_model("blocks");
+  subjects[4].model = load_model("sharded");
+  subjects[5].model = load_model("tied_cut");
 
   std::map<std::string, int> accepted; ///< by directive
   int refused = 0;
@@ -78,7 +90,7 @@ TEST_CASE("directives at random are refused with a reason or learn what one devi
       continue;
     }
     const PlanSet& plans = compiled->plans;
-    const auto replicas = static_cast<int64_t>(plans.loss_order().front().size());
+    const int64_t replicas = plans.groups.front().shares();
     const auto expected = learned(subject.single(plans.microbatches * replicas));
     for (uint64_t each = 0; each < kInterleavings; ++each) {
       const auto run = run_symbolically(plans, *subject.model, subject.terms, random());
@@ -89,8 +101,9 @@ TEST_CASE("directives at random are refused with a reason or learn what one devi
       ++accepted[directive.op()];
   }
   CHECK(refused > count / 20);
-  for (const char* op : {"split", "split_backward", "place", "replicate", "order", "overlap",
-                         "fuse", "recompute", "prefetch", "tag", "schedule"}) {
+  for (const char* op :
+       {"split", "split_backward", "place", "replicate", "order", "overlap", "fuse", "recompute",
+        "prefetch", "tag", "schedule", "shard", "shard_tensor"}) {
     INFO(op);
     CHECK(accepted[op] > count / 100);
   }

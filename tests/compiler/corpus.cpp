@@ -100,6 +100,24 @@ std::vector<GoodPlans> corpus() {
   add("zbh1:2", four, named("zbh1:2", 4));
   add("dualpipev:2", four, named("dualpipev:2", 4));
   add("evaluation of 1f1b:2", four, named("1f1b:2", 4), PlanKind::Eval);
+  const auto cut = load_model("sharded"), tied_cut = load_model("tied_cut");
+  add("tp:2", cut, named("tp:2", 2));
+  add("sp:2", cut, named("sp:2", 2));
+  add("tp:2, tied", tied_cut, named("tp:2", 2));
+  add("sp:4x1f1b:2, tied", tied_cut, named("sp:4x1f1b:2", 4));
+  add("tp:2xdp:2x1f1b:2, tied", tied_cut, named("tp:2xdp:2x1f1b:2", 4));
+  add("sp:2xzero1:2", cut, named("sp:2xzero1:2", 4));
+  add("sp:2xzero3:2, backwards in two", tied_cut, named("sp:2xzero3:2", 4).split_backward({}));
+  add("tp:2xzbh1:2, recompute", cut, named("tp:2xzbh1:2", 4).recompute({{"call", "attn"}}));
+  add("sp:2x1f1b:3", cut, named("sp:2x1f1b:3", 2));
+  add("ep:2", cut, named("ep:2", 4));
+  add("ep:2xzero2:2", cut, named("ep:2xzero2:2", 8));
+  add("ep:2xzero3:2, recompute", cut, named("ep:2xzero3:2", 4).recompute({}));
+  add("ep:2x1f1b:2", cut, named("ep:2x1f1b:2", 8));
+  add("ep:2xdualpipev:2", cut, named("ep:2xdualpipev:2", 8));
+  add("ep:4, backwards in two", cut, named("ep:4", 4).split_backward({}));
+  add("evaluation of sp:2xdp:2", cut, named("sp:2xdp:2", 4), PlanKind::Eval);
+  add("evaluation of ep:2", cut, named("ep:2", 2), PlanKind::Eval);
   return all;
 }
 

@@ -23,7 +23,7 @@ ir::PlanSet plans_of(const std::shared_ptr<const ir::ModelSpec>& model,
 
 /// Replicas, optimizer, gradients and parameters sharded, stages, tied weights, skip connections,
 /// uneven stages, several stages a device, two compute streams, several chunks, backwards in two,
-/// forwards run again, an evaluation.
+/// forwards run again, tensors, tokens and experts cut over blocks, evaluations.
 std::vector<GoodPlans> corpus();
 
 } // namespace piper::test

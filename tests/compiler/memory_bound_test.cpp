@@ -83,6 +83,15 @@ SlotMemories memories_of(const PlanSet& plans, const ModelSpec& model) {
   return memories;
 }
 
+/// Whether there is more working memory than can be seen from outside: copies by rank.
+bool moves_within_blocks(const PlanSet& plans) {
+  for (const Plan& plan : plans.plans)
+    for (const Instruction& each : plan.instructions)
+      if (each.op == Opcode::Redistribute)
+        return true;
+  return false;
+}
+
 std::vector<MemoryBound> bounds_of(const PlanSet& plans, const ModelSpec& model) {
   auto bounds = bound_memory(plans, model, kAdam);
   if (!bounds.ok())
@@ -109,6 +118,8 @@ TEST_CASE("no interleaving takes more than the bound, and many nearly as much") 
       // Of working memory only windows are seen from outside: calls take none here.
       const int64_t live = bound.values + bound.saved + bound.working;
       CHECK(live >= seen[bound.device]);
+      if (moves_within_blocks(good.plans))
+        continue;
       CHECK(live <= 2 * seen[bound.device]);
       ++devices;
       reached += 10 * live <= 11 * seen[bound.device];

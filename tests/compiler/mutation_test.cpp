@@ -77,6 +77,26 @@ TEST_CASE("pipelines come to the losses and gradients of one device") {
   }
 }
 
+TEST_CASE("blocks come to the losses and gradients of one device") {
+  for (const auto& model : {load_model("sharded"), load_model("tied_cut")}) {
+    Terms terms;
+    auto result = [&](const std::string& name, int64_t microbatches) {
+      return run_symbolically(plans_of(model, Strategy().schedule(name, microbatches)), *model,
+                              terms, 0);
+    };
+    const SymbolicRun one = result("single", 4);
+    for (const char* name : {"tp:2", "sp:2", "tp:2xdp:2", "sp:2xzero3:2x1f1b:2"}) {
+      INFO(model->name << " " << name);
+      const SymbolicRun other = result(name, 4);
+      CHECK(other.failure == "");
+      for (const auto& [what, expected] : one.result)
+        if (what.starts_with("sum"))
+          for (uint32_t term : other.result.at(what))
+            CHECK(term == expected[0]);
+    }
+  }
+}
+
 TEST_CASE("a part that is missing from a gradient is told by its readers") {
   const auto model = load_model("skip");
   PlanSet plans = plans_of(model, Strategy().place({}, {0}));

@@ -11,9 +11,11 @@ using namespace ir;
 
 namespace {
 
-constexpr std::array kNames = {"move",   "drop",   "double", "opcode", "peer",       "device",
-                               "bucket", "slot",   "name",   "edge",   "microbatch", "wait",
-                               "free",   "stream", "scale",  "chunks"};
+constexpr std::array kNames = {"move",       "drop",   "double", "opcode", "peer",
+                               "device",     "bucket", "slot",   "name",   "edge",
+                               "microbatch", "wait",   "free",   "stream", "scale",
+                               "chunks",     "layout", "counts", "skip",   "swap"};
+static_assert(kNames.size() == static_cast<size_t>(MutationKind::Swap) + 1);
 
 /// Makes one change. A method that finds nothing to change leaves `what` empty.
 class Mutator {
@@ -25,15 +27,35 @@ public:
   }
 
   std::optional<Mutation> run(MutationKind kind) {
+    std::string alone;
+    if (kind == MutationKind::Swap || pick(4) == 0)
+      alone = set_apart();
     const PlanSet before = set_;
     change(kind);
     if (what_.empty() || set_ == before)
       return std::nullopt;
-    return Mutation{kind, fmt::format("role {}: {}", set_.roles[role_.value].name, what_),
+    return Mutation{kind, fmt::format("role {}{}: {}", set_.roles[role_.value].name, alone, what_),
                     std::move(set_)};
   }
 
 private:
+  /// Gives one of the role's devices a plan of its own, so that it alone is changed.
+  std::string set_apart() {
+    std::vector<DeviceIndex> devices;
+    for (const auto& [device, role] : set_.devices)
+      if (role == role_)
+        devices.push_back(device);
+    if (devices.size() < 2)
+      return "";
+    const DeviceIndex device = one_of(devices);
+    set_.roles.push_back(Role(set_.roles[role_.value]));
+    set_.plans.push_back(Plan(*plan_));
+    role_ = RoleId(set_.roles.size() - 1);
+    plan_ = &set_.plans.back();
+    set_.devices[device] = role_;
+    return fmt::format(" of device {} alone", device);
+  }
+
   size_t pick(size_t count) { return static_cast<size_t>(random_() % count); }
   bool flip() { return pick(2) == 0; }
   template <class T> const T& one_of(const std::vector<T>& list) { return list[pick(list.size())]; }
@@ -85,6 +107,14 @@ private:
       return scale();
     case MutationKind::Chunks:
       return chunks();
+    case MutationKind::Layout:
+      return layout();
+    case MutationKind::Counts:
+      return counts();
+    case MutationKind::Skip:
+      return skip();
+    case MutationKind::Swap:
+      return swap();
     }
   }
 
@@ -116,6 +146,26 @@ private:
       again.frees.clear();
     }
     say("{} again at {}{}", name(i), to, again.records || !again.frees.empty() ? "" : ", bare");
+    // What is written twice is refused, so give it slots of its own, which others may read.
+    if (!again.outputs.empty() && flip()) {
+      const bool read = flip();
+      for (SlotId& slot : again.outputs) {
+        if (!slot)
+          continue;
+        const SlotId own(plan_->slots.size());
+        plan_->slots.push_back(Slot(plan_->slots[slot.value]));
+        for (size_t later = read ? to : all.size(); later < all.size(); ++later) {
+          auto& inputs = all[later].inputs;
+          std::replace(inputs.begin(), inputs.end(), slot, own);
+        }
+        auto last = std::find_if(all.rbegin(), all.rend(), [&](const Instruction& each) {
+          return std::count(each.inputs.begin(), each.inputs.end(), own) > 0;
+        });
+        (last == all.rend() ? again : *last).frees.push_back(own);
+        slot = own;
+      }
+      what_ += read ? ", and what it makes is read" : ", with slots of its own";
+    }
     all.insert(all.begin() + static_cast<ptrdiff_t>(to), std::move(again));
   }
   void opcode() {
@@ -124,8 +174,9 @@ private:
          Opcode::Gather},
         {Opcode::Release, Opcode::ZeroGrads, Opcode::Update},
         {Opcode::Input, Opcode::Seed, Opcode::Recv},
-        {Opcode::Loss, Opcode::Send},
         {Opcode::Offload, Opcode::Fetch},
+        {Opcode::Loss, Opcode::Send, Opcode::Redistribute},
+        {Opcode::Redistribute, Opcode::Add, Opcode::AllGather},
         {Opcode::Forward, Opcode::Recompute},
         {Opcode::Forward, Opcode::Backward, Opcode::BackwardInput, Opcode::BackwardWeight}};
     const auto& shape = one_of(kShapes);
@@ -352,6 +403,145 @@ private:
       return say("{} with chunk {} cut", before, c);
     }
     }
+  }
+
+  /// Another group of the same devices.
+  GroupId beside(GroupId group) {
+    std::vector<GroupId> others;
+    for (size_t g = 0; g < set_.groups.size(); ++g)
+      if (GroupId(g) != group && set_.groups[g].devices == set_.groups[group.value].devices)
+        others.push_back(GroupId(g));
+    return others.empty() ? GroupId() : one_of(others);
+  }
+  static bool is_move(const Instruction& each) { return each.op == Opcode::Redistribute; }
+
+  void layout() {
+    const size_t g = pick(set_.groups.size());
+    Group& group = set_.groups[g];
+    switch (pick(6)) {
+    case 0:
+      group.layout = static_cast<Layout>(pick(static_cast<size_t>(Layout::Experts) + 1));
+      return say("g{} is {}", g, ir::to_string(group.layout));
+    case 1: {
+      std::vector<uint32_t> divisors;
+      for (uint32_t ways = 1; ways <= group.size(); ++ways)
+        if (group.size() % ways == 0)
+          divisors.push_back(ways);
+      group.ways = one_of(divisors);
+      return say("g{} has {} ways", g, group.ways);
+    }
+    case 2: {
+      if (plan_->slots.empty())
+        return;
+      const size_t s = pick(plan_->slots.size());
+      if (const GroupId now = beside(plan_->slots[s].value.at)) {
+        plan_->slots[s].value.at = now;
+        say("slot s{} is on g{}", s, now.value);
+      }
+      return;
+    }
+    default: {
+      auto i = find(is_move);
+      if (!i)
+        return;
+      Instruction& each = plan_->instructions[*i];
+      const bool from = flip();
+      GroupId& end = from ? each.group : each.self;
+      const GroupId now = beside(end);
+      if (!now || each.inputs.empty() || each.outputs.empty())
+        return;
+      say("{} {} g{} for g{}", name(*i), from ? "from" : "to", now.value, end.value);
+      end = now;
+      if (flip()) { // and says so
+        plan_->slots[(from ? each.inputs : each.outputs)[0].value].value.at = now;
+        what_ += ", and its slot too";
+      }
+    }
+    }
+  }
+
+  void counts() {
+    auto i = find([](const Instruction& each) { return is_move(each) && each.inputs.size() == 3; });
+    if (!i)
+      return;
+    const std::string before = name(*i);
+    auto& inputs = plan_->instructions[*i].inputs;
+    switch (pick(4)) {
+    case 0:
+      std::swap(inputs[1], inputs[2]);
+      return say("{} with the counts of its ends swapped", before);
+    case 1:
+      inputs.resize(1);
+      return say("{} without counts", before);
+    default: {
+      // Those of another microbatch, at one end or both.
+      auto other = find([&](const Instruction& each) {
+        return is_move(each) && each.inputs.size() == 3 &&
+               each.microbatch != plan_->instructions[*i].microbatch;
+      });
+      if (!other)
+        return;
+      const Instruction& theirs = plan_->instructions[*other];
+      const bool same_way = theirs.group == plan_->instructions[*i].group;
+      const size_t ends = pick(3);
+      if (ends != 0)
+        inputs[1] = theirs.inputs[same_way ? 1 : 2];
+      if (ends != 1)
+        inputs[2] = theirs.inputs[same_way ? 2 : 1];
+      say("{} by counts of {}", before, name(*other));
+    }
+    }
+  }
+
+  void skip() {
+    auto i = find([](const Instruction& each) {
+      return is_move(each) && !each.inputs.empty() && !each.outputs.empty();
+    });
+    if (!i)
+      return;
+    say("{} skipped", name(*i));
+    auto& all = plan_->instructions;
+    const Instruction gone = all[*i];
+    all.erase(all.begin() + static_cast<ptrdiff_t>(*i));
+    const SlotId source = gone.inputs[0], target = gone.outputs[0];
+    auto writer = std::find_if(all.begin(), all.end(), [&](const Instruction& each) {
+      return std::count(each.outputs.begin(), each.outputs.end(), source) > 0;
+    });
+    if (writer != all.end() && gone.records && !writer->records)
+      writer->records = EventId(plan_->events++);
+    const bool freed = std::count(gone.frees.begin(), gone.frees.end(), source) > 0;
+    for (Instruction& each : all) {
+      std::replace(each.inputs.begin(), each.inputs.end(), target, source);
+      if (freed)
+        std::replace(each.frees.begin(), each.frees.end(), target, source);
+      else
+        std::erase(each.frees, target);
+      if (gone.records && writer != all.end())
+        std::replace(each.waits.begin(), each.waits.end(), gone.records, writer->records);
+    }
+    if (flip()) { // and the slot is said to be where it would have been moved
+      plan_->slots[source.value].value.at = gone.self;
+      what_ += ", and its slot says otherwise";
+    }
+  }
+
+  void swap() {
+    auto meets_others = [](const Instruction& each) { return each.edge.valid(); };
+    const auto a = find(meets_others);
+    if (!a)
+      return;
+    // Most often the next of its kind: near places are where it may go unnoticed.
+    const bool near = !flip(), same = flip();
+    std::vector<size_t> others;
+    for (size_t b = *a + 1; b < plan_->instructions.size() && (others.empty() || !near); ++b)
+      if (meets_others(plan_->instructions[b]) &&
+          (!same || plan_->instructions[b].op == plan_->instructions[*a].op))
+        others.push_back(b);
+    if (others.empty())
+      return;
+    const size_t b = one_of(others);
+    say("{} and {} change places", name(*a), name(b));
+    std::swap(plan_->instructions[*a], plan_->instructions[b]);
   }
 
   PlanSet set_;

@@ -28,13 +28,17 @@ enum class MutationKind {
   Stream,     ///< of an instruction
   Scale,      ///< of a seed
   Chunks,     ///< a call dropped, added or repeated; chunks joined, cut or swapped
+  Layout,     ///< of a group; or from where or to where a redistribute or a slot's name goes
+  Counts,     ///< of rows that go to experts or back: of other rows, swapped, or left out
+  Skip,       ///< a redistribute left out: its readers read what it would have moved
+  Swap,       ///< two transfers or collectives, in one rank's plan alone
 };
 const std::vector<MutationKind>& mutation_kinds();
 const char* to_string(MutationKind kind);
 
 struct Mutation {
   MutationKind kind;
-  std::string what; ///< "role g0: F l0 @1 moved from 4 to 7"
+  std::string what; ///< "role g0: F l0 @1 moved from 4 to 7", "… of device 2 alone: …"
   ir::PlanSet plans;
 };
 

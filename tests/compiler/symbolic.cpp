@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -17,14 +16,6 @@ using namespace ir;
 
 namespace {
 
-/// A linear combination of terms: a gradient. Sums of it don't depend on their order.
-using Form = std::map<uint32_t, double>;
-
-void add(Form& to, const Form& what, double factor = 1) {
-  for (const auto& [term, coefficient] : what)
-    to[term] += factor * coefficient;
-}
-
 enum Kind : int64_t {
   kInput,
   kParam,
@@ -33,25 +24,38 @@ enum Kind : int64_t {
   kSeed,
   kInputGrad,
   kParamGrad,
-  kForm,
   kNorm,
   kUpdate,
   kAbsent ///< memory that nothing has been written to
 };
 
-/// What the forward of a chunk keeps: of each call what it was run on, as one term, and the values
-/// among that.
+/// How a device runs calls: as the rank of a block, with what it has of the block's values. What
+/// comes of it is told as its share of what one device would make of the whole; of experts, for
+/// the rows of each rank that they come from.
+struct Place {
+  Layout layout = Layout::Whole;
+  int64_t rank = 0, ways = 1;
+  int64_t sources() const { return layout == Layout::Experts ? ways : 1; }
+};
+
+/// A call on the whole of its inputs.
+struct CallRun {
+  uint32_t context = 0; ///< what it was run on, as one term
+  std::vector<uint32_t> inputs;
+  int64_t counts = -1; ///< of the rows of experts, as a term
+};
+
+/// What the forward of a chunk keeps.
 struct Context {
+  Place place;
   std::vector<CallId> calls;
-  std::vector<uint32_t> terms;
-  std::vector<std::vector<uint32_t>> inputs;
+  std::vector<std::vector<CallRun>> runs; ///< of each call, of each source
 };
 
 /// What a slot holds.
 struct Value {
   enum class Type { Tensor, Gradient, Saved, Deferred } type = Type::Tensor;
-  uint32_t term = 0;
-  Form form;
+  Form form; ///< of a tensor mostly one term
   std::shared_ptr<const Context> context;
   std::map<uint32_t, Form> weights; ///< of Deferred: by parameter, what is still to be added
   bool away = false;                ///< in another memory
@@ -61,17 +65,19 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A parameter's array on one device, in as many parts as its bucket's group has ranks. Of a
-/// sharded array only the part of the own rank is kept; the others are absent, but for windows.
+/// A parameter's array on one device: the whole, or one of `pieces`. It is in as many parts as its
+/// bucket's group has copies. Of a sharded array only the own part is kept; the others are absent,
+/// but for windows.
 struct ParamState {
   BucketId bucket;
-  int rank = 0; ///< in the bucket's group
+  int64_t piece = 0, pieces = 1;
+  size_t own = 0;
+  bool counts = true; ///< in the norm
   std::vector<uint32_t> param;
   std::vector<Form> grad;
   bool shard_params = false, shard_grads = false;
   std::optional<std::vector<Form>> window; ///< whole gradients of sharded ones
   bool gathered = false;                   ///< memory for the whole of a sharded parameter
-  size_t own() const { return static_cast<size_t>(rank); }
 };
 
 /// What an instruction has read, and what it will write when it ends.
@@ -84,6 +90,8 @@ struct Running {
   std::map<uint32_t, std::vector<uint32_t>> used; ///< parameters that have to stay as they are
   std::map<std::pair<uint32_t, size_t>, uint32_t> applied; ///< gradients, by an update
   std::optional<uint32_t> norm, loss;
+  Value moved; ///< what a redistribute brings, and the counts at both its ends
+  std::optional<Counts> counts;
 };
 
 struct Stream {
@@ -141,16 +149,19 @@ private:
         const int rank = set_.rank_in(set_.buckets[b].group, index);
         if (rank < 0)
           continue;
-        const size_t ranks = set_.groups[set_.buckets[b].group.value].devices.size();
+        const Group& group = set_.groups[set_.buckets[b].group.value];
+        const auto copies = static_cast<size_t>(group.copies());
         for (ParamId param : set_.buckets[b].params) {
           ParamState& held = device.params[param.value];
-          held = {BucketId(b),
-                  rank,
-                  std::vector<uint32_t>(ranks, terms_.of({kParam, int64_t{param.value}})),
-                  std::vector<Form>(ranks),
-                  set_.buckets[b].shard_params,
-                  set_.buckets[b].shard_grads,
-                  {}};
+          held = {.bucket = BucketId(b),
+                  .piece = group.part(rank),
+                  .pieces = group.parts(),
+                  .own = static_cast<size_t>(group.copy(rank)),
+                  .counts = group.counts(rank),
+                  .param = std::vector<uint32_t>(copies, initial(param, group, rank)),
+                  .grad = std::vector<Form>(copies),
+                  .shard_params = set_.buckets[b].shard_params,
+                  .shard_grads = set_.buckets[b].shard_grads};
           if (held.shard_params)
             leave_own_part(held);
         }
@@ -162,6 +173,13 @@ private:
         streams_[first + device.plan->instructions[i].stream].list.push_back(i);
       devices_.push_back(std::move(device));
     }
+  }
+
+  uint32_t initial(ParamId param, const Group& group, int rank) {
+    const uint32_t whole = terms_.of({kParam, int64_t{param.value}});
+    return group.parts() > 1
+               ? terms_.of(Share{Layout::Weights, group.part(rank), group.parts(), whole})
+               : whole;
   }
 
   /// Some streams run ahead as far as they can, others are held back; who does changes. Or all take
@@ -270,8 +288,8 @@ private:
     for (uint32_t piece : live)
       sum += memory.bytes[piece];
     for (const auto& [param, held] : device.params)
-      sum +=
-          (int{held.gathered} + int{held.window.has_value()}) * model_.params[param].type.bytes(1);
+      sum += (int{held.gathered} + int{held.window.has_value()}) *
+             (model_.params[param].type.bytes(1) / held.pieces);
     device.peak = std::max(device.peak, sum);
   }
 
@@ -315,9 +333,10 @@ private:
       const int rank = set_.rank_in(each.self, device.index);
       if (rank < 0 || set_.rows(each.self) == 0)
         fail(stream, "has no rows to read");
-      running.slots[slot.value].term =
+      const uint32_t rows =
           terms_.of({kInput, int64_t{subject(stream, slot)},
                      set_.first_row(each.self, rank, each.microbatch), set_.rows(each.self)});
+      running.slots[slot.value].form[rows] = 1;
       return;
     }
     case Opcode::Forward:
@@ -344,14 +363,14 @@ private:
       return accumulate(stream, weights, running);
     }
     case Opcode::Add: {
-      Value sum{Value::Type::Gradient, 0, {}, {}, {}};
+      Value sum{.type = Value::Type::Gradient};
       for (SlotId slot : each.inputs)
         add(sum.form, read(stream, slot, Value::Type::Gradient).form);
       running.slots[only(stream, each.outputs).value] = std::move(sum);
       return;
     }
     case Opcode::Loss:
-      running.loss = read(stream, only(stream, each.inputs), Value::Type::Tensor).term;
+      running.loss = terms_.of(read(stream, only(stream, each.inputs), Value::Type::Tensor).form);
       return;
     case Opcode::Offload:
     case Opcode::Fetch:
@@ -388,6 +407,8 @@ private:
       return for_bucket(stream, [&](ParamState& held) { held.window.emplace(held.grad.size()); });
     case Opcode::Update:
       return update(stream, device, each, running);
+    case Opcode::Redistribute:
+      return redistribute(stream, device, each, running);
     default:
       fail(stream, "is not of an iteration");
     }
@@ -402,48 +423,121 @@ private:
   }
   void leave_own_part(ParamState& held) {
     for (size_t part = 0; part < held.param.size(); ++part)
-      if (part != held.own())
+      if (part != held.own)
         held.param[part] = terms_.of({kAbsent});
+  }
+
+  Place place_of(const Stream& stream, const Instruction& each) const {
+    const int rank = each.self ? set_.rank_in(each.self, devices_[stream.device].index) : -1;
+    if (rank < 0)
+      fail(stream, "runs nowhere");
+    const Group& group = set_.groups[each.self.value];
+    return {group.layout, rank % static_cast<int64_t>(group.ways), group.ways};
+  }
+
+  /// The whole of what a call reads, where the device has the share that its layout says; what is
+  /// something else stays as it is. Of experts, what comes from one source.
+  Form whole_of(const Form& form, const Place& at, int64_t source, int64_t counts) const {
+    if (reads(at.layout) == Layout::Whole)
+      return form;
+    Form whole;
+    for (const auto& [term, coefficient] : form) {
+      const auto share = terms_.share_of(term);
+      const bool ours =
+          share && share->layout == at.layout && share->rank == at.rank && share->ways == at.ways;
+      if (ours && at.layout == Layout::Experts && share->source != source)
+        continue;
+      const bool right = ours && (at.layout != Layout::Experts || share->counts == counts);
+      whole[right ? share->whole : term] += coefficient;
+    }
+    return whole;
+  }
+  /// The share that the device has of what a call makes.
+  Form share_of(const Form& whole, const Place& at, int64_t source, int64_t counts) {
+    if (makes(at.layout) == Layout::Whole)
+      return whole;
+    if (at.layout != Layout::Experts)
+      source = counts = -1;
+    return shared(terms_, whole, {makes(at.layout), at.rank, at.ways, 0, source, counts});
+  }
+
+  /// A parameter as a call uses it: of cut ones the piece that its place asks for.
+  uint32_t used(Stream& stream, ParamId param, const Place& at, Running& running) {
+    const ParamState& held = state(stream, param);
+    if (std::count(held.param.begin(), held.param.end(), terms_.of({kAbsent})) > 0)
+      fail(stream, "needs a parameter that is not whole");
+    const bool cut = is_cut(param, at);
+    if (held.pieces != (cut ? at.ways : 1) || (cut && held.piece != at.rank))
+      fail(stream, "needs another piece of a parameter");
+    running.used[param.value] = held.param;
+    std::vector<int64_t> parts;
+    for (uint32_t part : held.param) {
+      const auto share = terms_.share_of(part);
+      parts.push_back(share ? share->whole : part);
+    }
+    const bool equal =
+        std::count(parts.begin(), parts.end(), parts[0]) == static_cast<ptrdiff_t>(parts.size());
+    return equal ? static_cast<uint32_t>(parts[0]) : terms_.garbage(parts);
+  }
+  bool is_cut(ParamId param, const Place& at) const {
+    return (at.layout == Layout::Weights && model_.param(param).cut) ||
+           at.layout == Layout::Experts;
   }
 
   /// What a call is run on: its inputs, and its parameters as they are now.
   uint32_t context_of(Stream& stream, CallId id, const std::vector<uint32_t>& inputs,
-                      Running& running) {
+                      const Place& at, Running& running) {
     std::vector<int64_t> key = {kContext, int64_t{id.value}};
     key.insert(key.end(), inputs.begin(), inputs.end());
-    for (ParamId param : call_of(stream, id).params) {
-      const auto& parts = state(stream, param).param;
-      if (std::count(parts.begin(), parts.end(), terms_.of({kAbsent})) > 0)
-        fail(stream, "needs a parameter that is not whole");
-      running.used[param.value] = parts;
-      const bool equal =
-          std::count(parts.begin(), parts.end(), parts[0]) == static_cast<ptrdiff_t>(parts.size());
-      key.insert(key.end(), parts.begin(), equal ? parts.begin() + 1 : parts.end());
-    }
+    for (ParamId param : call_of(stream, id).params)
+      key.push_back(used(stream, param, at, running));
     return terms_.of(std::move(key));
   }
 
+  CallRun run_of(Stream& stream, CallId id, const std::map<uint32_t, Form>& values, const Place& at,
+                 int64_t source, Running& running) {
+    const ModelCall& call = call_of(stream, id);
+    for (ValueId v : call.inputs)
+      if (!values.contains(v.value))
+        fail(stream, "needs a value that it does not read");
+    CallRun run;
+    const bool with_experts = at.layout == Layout::Experts;
+    if (with_experts && !call.counts)
+      fail(stream, "has no experts");
+    if (with_experts) {
+      const uint32_t columns = terms_.of(values.at(call.counts.value));
+      run.counts = terms_.line_of(columns, at.rank, at.ways, source).value_or(columns);
+    }
+    for (ValueId v : call.inputs)
+      run.inputs.push_back(with_experts && v == call.counts
+                               ? static_cast<uint32_t>(run.counts)
+                               : terms_.of(whole_of(values.at(v.value), at, source, run.counts)));
+    run.context = context_of(stream, id, run.inputs, at, running);
+    return run;
+  }
+
   void forward(Stream& stream, const Instruction& each, Running& running) {
-    std::map<uint32_t, uint32_t> values;
+    const Place place = place_of(stream, each);
+    std::map<uint32_t, Form> values;
     for (SlotId slot : each.inputs)
-      values[subject(stream, slot)] = read(stream, slot, Value::Type::Tensor).term;
+      values[subject(stream, slot)] = read(stream, slot, Value::Type::Tensor).form;
     std::set<uint32_t> made;
     const size_t saved = set_.kind == PlanKind::Train ? each.chunks.size() : 0;
     for (size_t c = 0; c < each.chunks.size(); ++c) {
-      Context context{each.chunks[c], {}, {}};
+      Context context{place, each.chunks[c], {}};
       for (CallId id : each.chunks[c]) {
         const ModelCall& call = call_of(stream, id);
-        std::vector<uint32_t> inputs;
-        for (ValueId v : call.inputs) {
-          if (!values.contains(v.value))
-            fail(stream, "needs a value that it does not read");
-          inputs.push_back(values[v.value]);
-        }
-        context.terms.push_back(context_of(stream, id, inputs, running));
-        context.inputs.push_back(std::move(inputs));
+        std::vector<CallRun>& runs = context.runs.emplace_back();
+        for (int64_t source = 0; source < place.sources(); ++source)
+          runs.push_back(run_of(stream, id, values, place, source, running));
         for (size_t o = 0; o < call.outputs.size(); ++o) {
-          values[call.outputs[o].value] =
-              terms_.of({kOutput, int64_t{context.terms.back()}, static_cast<int64_t>(o)});
+          Form& value = values[call.outputs[o].value];
+          value.clear();
+          for (size_t r = 0; r < runs.size(); ++r) {
+            const uint32_t whole =
+                terms_.of({kOutput, int64_t{runs[r].context}, static_cast<int64_t>(o)});
+            add(value, share_of({{whole, 1}}, place, static_cast<int64_t>(r), runs[r].counts));
+          }
           made.insert(call.outputs[o].value);
         }
       }
@@ -451,16 +545,18 @@ private:
         fail(stream, "lacks a slot for what it saves");
       if (saved && each.outputs[c])
         running.slots[each.outputs[c].value] = {
-            Value::Type::Saved, 0, {}, std::make_shared<const Context>(std::move(context)), {}};
+            .type = Value::Type::Saved,
+            .context = std::make_shared<const Context>(std::move(context))};
     }
     for (size_t i = saved; i < each.outputs.size(); ++i) {
       const uint32_t v = subject(stream, each.outputs[i]);
       if (!made.contains(v))
         fail(stream, "does not make one of its outputs");
-      running.slots[each.outputs[i].value].term = values[v];
+      running.slots[each.outputs[i].value].form = values[v];
     }
   }
 
+  /// In the layout of the forward, whatever its own group says.
   void backward(Stream& stream, const Instruction& each, Running& running) {
     if (each.inputs.size() < each.chunks.size())
       fail(stream, "lacks what was saved");
@@ -474,29 +570,40 @@ private:
     for (size_t c = each.chunks.size(); c-- > 0;) {
       std::map<uint32_t, Form> later;
       const Value& saved = read(stream, each.inputs[c], Value::Type::Saved);
+      const Place& place = saved.context->place;
       if (saved.context->calls != each.chunks[c])
         fail(stream, "goes back through other calls than went forward");
       for (size_t k = each.chunks[c].size(); k-- > 0;) {
         const ModelCall& call = call_of(stream, each.chunks[c][k]);
-        const int64_t context = saved.context->terms[k];
-        if (context_of(stream, each.chunks[c][k], saved.context->inputs[k], running) != context)
-          fail(stream, "goes back through other parameters than went forward");
-        auto flow = [&](Kind kind, size_t o, size_t into, Form& to) {
-          for (const auto& [term, coefficient] : gradients[call.outputs[o].value])
-            to[terms_.of({kind, context, static_cast<int64_t>(o), static_cast<int64_t>(into),
-                          int64_t{term}})] += coefficient;
-        };
+        const std::vector<CallRun>& runs = saved.context->runs[k];
+        for (const CallRun& run : runs)
+          if (context_of(stream, each.chunks[c][k], run.inputs, place, running) != run.context)
+            fail(stream, "goes back through other parameters than went forward");
         for (size_t o = 0; o < call.outputs.size(); ++o) {
           made.insert(call.outputs[o].value);
-          for (size_t p = 0; p < call.params.size(); ++p) {
-            const bool waits = defers && model_.param(call.params[p]).type.dims.size() > 1;
-            flow(kParamGrad, o, p, (waits ? later : now)[call.params[p].value]);
-          }
-          for (size_t i = 0; i < call.inputs.size(); ++i)
-            if (model_.value(call.inputs[i]).differentiable) {
-              reads.insert(call.inputs[i].value);
-              flow(kInputGrad, o, i, gradients[call.inputs[i].value]);
+          for (size_t r = 0; r < runs.size(); ++r) {
+            const auto source = static_cast<int64_t>(r);
+            const Form given =
+                whole_of(gradients[call.outputs[o].value], place, source, runs[r].counts);
+            auto flow = [&](Kind kind, size_t into) {
+              Form whole;
+              for (const auto& [term, coefficient] : given)
+                whole[terms_.of({kind, int64_t{runs[r].context}, static_cast<int64_t>(o),
+                                 static_cast<int64_t>(into), int64_t{term}})] += coefficient;
+              return whole;
+            };
+            for (size_t p = 0; p < call.params.size(); ++p) {
+              const bool waits = defers && model_.param(call.params[p]).type.dims.size() > 1;
+              add((waits ? later : now)[call.params[p].value],
+                  param_share(flow(kParamGrad, p), call.params[p], place));
             }
+            for (size_t i = 0; i < call.inputs.size(); ++i)
+              if (model_.value(call.inputs[i]).differentiable) {
+                reads.insert(call.inputs[i].value);
+                add(gradients[call.inputs[i].value],
+                    share_of(flow(kInputGrad, i), place, source, runs[r].counts));
+              }
+          }
         }
       }
       if (!defers)
@@ -504,7 +611,8 @@ private:
       if (c >= each.outputs.size())
         fail(stream, "lacks a slot for what it defers");
       if (each.outputs[c])
-        running.slots[each.outputs[c].value] = {Value::Type::Deferred, 0, {}, {}, std::move(later)};
+        running.slots[each.outputs[c].value] = {.type = Value::Type::Deferred,
+                                                .weights = std::move(later)};
     }
     std::set<uint32_t> written;
     for (size_t i = defers ? each.chunks.size() : 0; i < each.outputs.size(); ++i) {
@@ -512,9 +620,18 @@ private:
       const uint32_t v = subject(stream, slot);
       if (!reads.contains(v) || made.contains(v) || !written.insert(v).second)
         fail(stream, "does not make one of its outputs");
-      running.slots[slot.value] = {Value::Type::Gradient, 0, gradients[v], {}, {}};
+      running.slots[slot.value] = {.type = Value::Type::Gradient, .form = gradients[v]};
     }
     accumulate(stream, now, running);
+  }
+
+  /// What a rank adds to the gradient of a parameter: of cut ones its piece; of others a summand,
+  /// where it works on a piece of the values or of other parameters.
+  Form param_share(const Form& whole, ParamId param, const Place& at) {
+    if (at.layout == Layout::Whole)
+      return whole;
+    const Layout layout = is_cut(param, at) ? Layout::Weights : Layout::Partial;
+    return shared(terms_, whole, {layout, at.rank, at.ways});
   }
 
   void accumulate(Stream& stream, const std::map<uint32_t, Form>& weights, Running& running) {
@@ -538,24 +655,27 @@ private:
       ParamState& held = state(stream, param);
       for (size_t part = 0; part < held.param.size(); ++part) {
         running.grads[{param.value, part}] = {};
-        if (bucket.shard_optimizer && part != static_cast<size_t>(held.rank))
+        if (bucket.shard_optimizer && part != held.own)
           continue;
-        const uint32_t gradient = term_of(held.grad[part]);
+        const uint32_t gradient = terms_.of(of_piece(held, held.grad[part]));
         running.applied[{param.value, part}] = gradient;
         running.params[{param.value, part}] = terms_.of(
             {kUpdate, int64_t{held.param[part]}, int64_t{gradient}, int64_t{device.norm}});
       }
     }
   }
-
-  uint32_t term_of(const Form& form) {
-    std::vector<int64_t> key = {kForm};
-    for (const auto& [term, coefficient] : form)
-      if (coefficient != 0) {
-        key.push_back(term);
-        key.push_back(std::bit_cast<int64_t>(coefficient));
-      }
-    return terms_.of(std::move(key));
+  /// What the gradient of the whole parameter must be for its piece to have this one.
+  Form of_piece(const ParamState& held, const Form& gradient) const {
+    if (held.pieces == 1)
+      return gradient;
+    Form whole;
+    for (const auto& [term, coefficient] : gradient) {
+      const auto share = terms_.share_of(term);
+      const bool right = share && share->layout == Layout::Weights && share->rank == held.piece &&
+                         share->ways == held.pieces;
+      whole[right ? share->whole : term] += coefficient;
+    }
+    return whole;
   }
 
   // ---- What goes between devices.
@@ -607,28 +727,102 @@ private:
     messages_.erase(key);
   }
 
+  /// Those who meet in a collective: named by the members that each expects.
+  std::vector<DeviceIndex> members_of(const Stream& stream, const Instruction& each) const {
+    const int rank = each.group ? set_.rank_in(each.group, devices_[stream.device].index) : -1;
+    if (rank < 0)
+      fail(stream, "is in a group that the device is not in");
+    return set_.members(set_.team_of(each, rank));
+  }
+
   void collective(Stream& stream, const Instruction& each) {
     stream.running->complete = false;
-    const GroupId group = each.op == Opcode::Commit ? set_.world : each.group;
-    auto& arrived = gatherings_[{group, each.edge.value, each.microbatch}];
-    const auto& members = set_.groups[group.value].devices;
-    if (std::find(members.begin(), members.end(), devices_[stream.device].index) == members.end())
-      fail(stream, "is in a group that the device is not in");
+    const std::vector<DeviceIndex> members = each.op == Opcode::Commit
+                                                 ? set_.groups[set_.world.value].devices
+                                                 : members_of(stream, each);
+    auto& arrived = gatherings_[{members, each.edge.value, each.microbatch}];
     arrived.push_back(&stream);
     if (arrived.size() < members.size())
       return;
     const std::vector<Stream*> all = std::move(arrived);
-    gatherings_.erase({group, each.edge.value, each.microbatch});
+    gatherings_.erase({members, each.edge.value, each.microbatch});
     for (Stream* other : all)
       if (instruction(*other).op != each.op ||
           (each.op != Opcode::Commit && instruction(*other).buckets != each.buckets))
         fail(stream, "meets another collective");
     if (each.op == Opcode::Commit)
       commit(all);
+    else if (each.op == Opcode::Redistribute)
+      move(all, members, each);
     else
       exchange(all, members, each);
     for (Stream* other : all)
       other->running->complete = true;
+  }
+
+  void redistribute(Stream& stream, const DeviceState& device, const Instruction& each,
+                    Running& running) {
+    const SlotId source = only(stream, each.inputs), target = only(stream, each.outputs);
+    const auto how = each.group && each.self
+                         ? move_between(set_.groups[each.group.value], set_.groups[each.self.value])
+                         : std::nullopt;
+    if (!how)
+      fail(stream, "has no way to move it");
+    if (!device.slots[source.value] || device.slots[source.value]->type >= Value::Type::Saved)
+      fail(stream, "moves nothing");
+    running.moved = *device.slots[source.value];
+    if (*how == Move::Slice) {
+      const auto members = members_of(stream, each);
+      const auto self = std::find(members.begin(), members.end(), device.index);
+      running.moved.form =
+          shared(terms_, running.moved.form,
+                 {Layout::Tokens, self - members.begin(), static_cast<int64_t>(members.size())});
+      running.slots[target.value] = running.moved;
+      return;
+    }
+    const bool of_counts = model_.values[subject(stream, target)].is_counts;
+    if (*how == Move::AllToAll && !of_counts) {
+      if (each.inputs.size() < 3)
+        fail(stream, "moves rows without counts");
+      auto counts = [&](size_t i) {
+        return terms_.of(read(stream, each.inputs[i], Value::Type::Tensor).form);
+      };
+      running.counts = {counts(1), counts(2)};
+    }
+    collective(stream, each);
+  }
+
+  /// Of a redistribute, once all ranks of the block are there.
+  void move(const std::vector<Stream*>& all, const std::vector<DeviceIndex>& members,
+            const Instruction& each) {
+    auto ends = [&](const Instruction& its) {
+      return std::pair(set_.groups[its.group.value].layout, set_.groups[its.self.value].layout);
+    };
+    std::vector<Stream*> by_rank;
+    for (DeviceIndex member : members)
+      for (Stream* stream : all)
+        if (devices_[stream->device].index == member)
+          by_rank.push_back(stream);
+    std::vector<Form> brought;
+    std::vector<Counts> counts;
+    for (Stream* stream : by_rank) {
+      if (ends(instruction(*stream)) != ends(each))
+        fail(*stream, "meets another move");
+      brought.push_back(stream->running->moved.form);
+      if (stream->running->counts)
+        counts.push_back(*stream->running->counts);
+    }
+    if (by_rank.size() != members.size() || (!counts.empty() && counts.size() != brought.size()))
+      fail(*all[0], "meets another move");
+    const auto how =
+        move_between(set_.groups[each.group.value], set_.groups[each.self.value]).value();
+    const bool to_experts = set_.groups[each.self.value].layout == Layout::Experts;
+    const auto moved = move_within_block(terms_, how, to_experts, brought, counts);
+    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+      Running& running = *by_rank[rank]->running;
+      running.moved.form = moved[rank];
+      running.slots[instruction(*by_rank[rank]).outputs[0].value] = running.moved;
+    }
   }
 
   /// The norm: each device counts its parts of its buckets. That nothing changes what it reads
@@ -639,9 +833,9 @@ private:
       for (BucketId bucket : instruction(*stream).buckets)
         for (ParamId param : set_.buckets[bucket.value].params) {
           const ParamState& held = state(*stream, param);
-          const auto part = static_cast<size_t>(held.rank);
-          counted.push_back({int64_t{param.value}, static_cast<int64_t>(part),
-                             int64_t{term_of(held.grad[part])}});
+          if (held.counts)
+            counted.push_back({int64_t{param.value}, held.piece, static_cast<int64_t>(held.own),
+                               int64_t{terms_.of(held.grad[held.own])}});
         }
     std::sort(counted.begin(), counted.end());
     std::vector<int64_t> key = {kNorm};
@@ -664,6 +858,7 @@ private:
         Form sum;
         for (Stream* stream : all)
           add(sum, state(*stream, param).grad[part]);
+        sum = joined(terms_, sum, Layout::Partial);
         if (each.op != Opcode::AllReduce && part >= members.size())
           fail(*all[0], "has fewer members than parts");
         for (Stream* stream : all) {
@@ -688,10 +883,12 @@ private:
           fail(*stream, "needs gradients that are not whole");
       for (Stream* stream : all) {
         ParamState& held = state(*stream, param);
-        Form sum = held.grad[held.own()];
+        Form sum;
         for (Stream* other : all)
-          add(sum, (*state(*other, param).window)[held.own()]);
-        stream->running->grads[{param.value, held.own()}] = std::move(sum);
+          add(sum, (*state(*other, param).window)[held.own]);
+        sum = joined(terms_, sum, Layout::Partial);
+        add(sum, held.grad[held.own]);
+        stream->running->grads[{param.value, held.own}] = std::move(sum);
       }
       for (Stream* stream : all)
         state(*stream, param).window.reset();
@@ -705,11 +902,13 @@ private:
         if (device.slots[s])
           throw Failure(fmt::format("device {}: s{} is left behind", device.index, s));
       for (const auto& [param, held] : device.params) {
-        const std::string& param_name = model_.params[param].name;
+        std::string param_name = model_.params[param].name;
+        if (held.pieces > 1)
+          param_name += fmt::format(", piece {}", held.piece);
         if (held.window)
           throw Failure(fmt::format("the whole gradient of {} is left behind", param_name));
         for (size_t part = 0; part < held.param.size(); ++part) {
-          const bool kept = !held.shard_params || part == held.own();
+          const bool kept = !held.shard_params || part == held.own;
           if (!kept && held.param[part] != terms_.of({kAbsent}))
             throw Failure(fmt::format("all of {} is left behind", param_name));
           // Which rank keeps a part that only one keeps makes no difference.
@@ -719,7 +918,7 @@ private:
           if (kept)
             result[name].push_back(held.param[part]);
           if (!held.grad[part].empty())
-            result["gradient of " + name] = {term_of(held.grad[part])};
+            result["gradient of " + name] = {terms_.of(held.grad[part])};
         }
       }
       for (const auto& [at, term] : device.applied)
@@ -741,7 +940,8 @@ private:
   std::vector<DeviceState> devices_;
   std::deque<Stream> streams_; ///< never moved
   std::map<MessageKey, Posted> messages_;
-  std::map<std::tuple<GroupId, uint32_t, int32_t>, std::vector<Stream*>> gatherings_;
+  std::map<std::tuple<std::vector<DeviceIndex>, uint32_t, int32_t>, std::vector<Stream*>>
+      gatherings_; ///< by members and key
 };
 
 } // namespace

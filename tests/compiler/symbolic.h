@@ -4,6 +4,7 @@
 #pragma once
 
 #include "ir/plan.h"
+#include "tests/compiler/terms.h"
 
 #include <cstdint>
 #include <map>
@@ -12,28 +13,16 @@
 
 namespace piper::test {
 
-/// Symbols, numbered so that equal ones have equal numbers. Share one among all runs that are
-/// compared.
-class Terms {
-public:
-  uint32_t of(std::vector<int64_t> key) {
-    return numbers_.try_emplace(std::move(key), static_cast<uint32_t>(numbers_.size()))
-        .first->second;
-  }
-
-private:
-  std::map<std::vector<int64_t>, uint32_t> numbers_;
-};
-
 struct SymbolicRun {
   /// Why it didn't end, or what it could not do; empty if it ended.
   std::string failure;
   /// What the iteration came to: "first.weight of device 1, part 0" (where it is sharded, of
-  /// whoever keeps it) -> the term that is there after it, likewise gradients that are left behind;
-  /// "sum for first.weight" -> the gradients that all devices' updates of it applied; "loss @1" ->
-  /// the losses of all devices.
+  /// whoever keeps it; of cut ones "first.weight, piece 1 of …") -> the term that is there after
+  /// it, likewise gradients that are left behind; "sum for first.weight" -> the gradients of the
+  /// whole parameter that all devices' updates applied; "loss @1" -> the losses of all devices.
   std::map<std::string, std::vector<uint32_t>> result;
-  /// By device, the most bytes that slots, messages on their way from it and windows took at a time.
+  /// By device, the most bytes that slots, messages on their way from it and windows took at a
+  /// time.
   std::map<ir::DeviceIndex, int64_t> peak;
 };
 
