@@ -768,7 +768,8 @@ private:
                          : std::nullopt;
     if (!how)
       fail(stream, "has no way to move it");
-    if (!device.slots[source.value] || device.slots[source.value]->type >= Value::Type::Saved)
+    if (!device.slots[source.value] || device.slots[source.value]->type >= Value::Type::Saved ||
+        device.slots[source.value]->away)
       fail(stream, "moves nothing");
     running.moved = *device.slots[source.value];
     if (*how == Move::Slice) {

@@ -60,8 +60,7 @@ struct Subject {
   explicit Subject(Result<Model> made)
       : model(std::make_shared<const Model>(std::move(made).value_or_throw())) {}
   const Outcome& single(const ir::PlanSet& plans) {
-    const int64_t microbatches =
-        plans.microbatches * static_cast<int64_t>(plans.loss_order().front().size());
+    const int64_t microbatches = plans.microbatches * plans.groups.front().shares();
     auto [found, first] = alone.try_emplace(microbatches);
     if (first)
       found->second =
