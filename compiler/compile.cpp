@@ -3,6 +3,7 @@
 #include "compiler/emit_plans.h"
 #include "compiler/passes/expand_schedules.h"
 #include "compiler/pipeline.h"
+#include "ir/footprint.h"
 #include "ir/memory_bound.h"
 #include "ir/verify.h"
 
@@ -64,6 +65,13 @@ Result<Compiled> compile(std::shared_ptr<const ModelSpec> model, const Strategy&
   result.graph.strategy = result.strategy;
 
   Stopwatch stopwatch;
+  auto record = [&](const char* name) {
+    PassStat stat{name, stopwatch.lap(), result.graph.node_count()};
+    if (options.measure_bytes)
+      stat.bytes = bytes_of(result.graph) + bytes_of(result.plans);
+    result.passes.push_back(std::move(stat));
+    stopwatch.lap(); // measuring is not the next pass's work
+  };
   for (const NamedPass& pass : pipeline_passes()) {
     auto next = pass.run(options, result.graph);
     if (!next.ok())
@@ -72,19 +80,19 @@ Result<Compiled> compile(std::shared_ptr<const ModelSpec> model, const Strategy&
     if (pass.boundary || options.verify_passes)
       if (auto verified = verify(result.graph); !verified.ok())
         return after_pass(std::move(verified).error(), pass.name);
-    result.passes.push_back({pass.name, stopwatch.lap(), result.graph.node_count()});
+    record(pass.name);
     if (options.stop_after == pass.name)
       return result;
   }
   result.plans = emit_plans(options, result.graph);
-  result.passes.push_back({"emit_plans", stopwatch.lap(), result.graph.node_count()});
+  record("emit_plans");
   if (auto verified = verify(result.plans, *result.graph.model); !verified.ok())
     return after_pass(std::move(verified).error(), "emit_plans");
-  result.passes.push_back({"verify_plans", stopwatch.lap(), result.graph.node_count()});
+  record("verify_plans");
   if (options.memory_cap > 0 && options.kind == PlanKind::Train) {
     PIPER_CHECK_OK(
         verify_memory(result.plans, *result.graph.model, options.optimizer, options.memory_cap));
-    result.passes.push_back({"verify_memory", stopwatch.lap(), result.graph.node_count()});
+    record("verify_memory");
   }
   return result;
 }

@@ -20,12 +20,15 @@ struct CompileOptions {
   std::string stop_after;     ///< name of a pass: stop there (Compiled::plans stays empty)
   int64_t memory_cap = 0; ///< bytes; plans with which a device may take more are refused. 0: none
   std::vector<ir::StateKind> optimizer; ///< with a cap: the arrays that the optimizer keeps
+  bool measure_bytes = false;           ///< fill in PassStat::bytes
 };
 
 struct PassStat {
   std::string name;
   double seconds = 0;
   size_t nodes = 0; ///< in the graph that it left
+  size_t bytes = 0; ///< that this graph and the plans take (ir/footprint.h); not what the pass took
+                    ///< for a while, which the program's peak has
 };
 
 struct Compiled {

@@ -253,3 +253,18 @@ TEST_CASE("experts are not shared by ranks that share their rows") {
   CHECK_THAT(error_of_named("ep:2", "skip"), Contains("shares experts, but the model has none"));
   CHECK_THAT(error_of_named("tp:2xsp:2", "sharded"), Contains("two parts of one kind"));
 }
+
+TEST_CASE("a parameter has one layout on all devices that hold it") {
+  const auto compiled = compiler::compile(load_model("sharded"),
+                                          ir::Strategy()
+                                              .split({}, 2)
+                                              .shard_tensor({{"MB", 0}}, {0, 1}, 2, true)
+                                              .shard_tensor({{"MB", 1}}, {0, 1}, 2, false),
+                                          {});
+  REQUIRE_FALSE(compiled.ok());
+  const Error& error = compiled.error();
+  CHECK(error.message == "bucket layer=0 would be held tokens in blocks of 2 by some devices and "
+                         "whole in blocks of 2 by others");
+  CHECK_THAT(error.where, Contains("(shard_tensor)"));
+  CHECK(error.hint == "shard all calls that share a parameter alike, or none");
+}

@@ -1,7 +1,7 @@
 #include "compiler/compile.h"
 #include "compiler/strategies/strategies.h"
 #include "tools/piper/job.h"
-#include "tools/piper/table.h"
+#include "tools/piper/passes.h"
 #include "tools/piper/verbs.h"
 
 #include <fmt/ranges.h>
@@ -38,6 +38,7 @@ Result<void> run_compile(const Registry& registry, CLI::App& verb, CompileFlags&
   options.kind = flags.eval ? ir::PlanKind::Eval : ir::PlanKind::Train;
   options.devices = flags.job.devices;
   options.stop_after = flags.after;
+  options.measure_bytes = flags.statistics;
   PIPER_TRY(const auto compiled, compiler::compile(model.spec, strategy, options));
 
   if (flags.emit == "csv") {
@@ -50,10 +51,7 @@ Result<void> run_compile(const Registry& registry, CLI::App& verb, CompileFlags&
                                                    : compiled.graph.to_dot();
   std::fputs(text.c_str(), stdout);
   if (flags.statistics) {
-    Table table({"pass", "ms", "nodes"});
-    for (const auto& pass : compiled.passes)
-      table.row({pass.name, fmt::format("{:.2f}", pass.seconds * 1e3), std::to_string(pass.nodes)});
-    std::fputs(table.to_string().c_str(), stderr);
+    std::fputs(passes_table(compiled.passes).c_str(), stderr);
   }
   return {};
 }
@@ -70,7 +68,8 @@ void add_compile(CLI::App& program, const Registry& registry, int& exit_code) {
       ->capture_default_str();
   verb->add_option("--after", flags->after, "Stop after this pass (not with --emit plan)");
   verb->add_flag("--eval", flags->eval, "The plans of an evaluation instead of training");
-  verb->add_flag("--statistics", flags->statistics, "Time and nodes of each pass, on stderr");
+  verb->add_flag("--statistics", flags->statistics,
+                 "Time, nodes and memory of each pass, on stderr");
   verb->callback([verb, flags, &registry, &exit_code] {
     const auto result = run_compile(registry, *verb, *flags);
     exit_code = result.ok() ? kDone : fail(result.error());

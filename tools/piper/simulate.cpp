@@ -5,6 +5,7 @@
 #include "tools/piper/files.h"
 #include "tools/piper/job.h"
 #include "tools/piper/numbers.h"
+#include "tools/piper/passes.h"
 #include "tools/piper/table.h"
 #include "tools/piper/verbs.h"
 
@@ -82,6 +83,7 @@ Result<Simulated> run_simulation(const SimulateFlags& flags, ir::Strategy strate
   Simulated result;
   compiler::CompileOptions options;
   options.devices = flags.job.devices;
+  options.measure_bytes = flags.statistics || !flags.json_file.empty();
   const int64_t before = peak_of_program();
   auto start = std::chrono::steady_clock::now();
   PIPER_TRY(result.compiled, compiler::compile(spec, strategy, options));
@@ -176,13 +178,6 @@ void print_report(const Simulated& its, const std::string& strategy) {
              format_seconds(its.simulate_seconds), devices.size());
 }
 
-void print_passes(const Simulated& its) {
-  Table table({"pass", "ms", "nodes"});
-  for (const auto& pass : its.compiled.passes)
-    table.row({pass.name, fmt::format("{:.2f}", pass.seconds * 1e3), std::to_string(pass.nodes)});
-  fmt::print("\n{}", table.to_string());
-}
-
 std::string to_json(const Simulated& its, const std::string& strategy) {
   using Json = nlohmann::ordered_json;
   const Simulation& simulation = its.simulation;
@@ -207,7 +202,10 @@ std::string to_json(const Simulated& its, const std::string& strategy) {
   }
   Json passes = Json::array();
   for (const auto& pass : its.compiled.passes)
-    passes.push_back({{"pass", pass.name}, {"seconds", pass.seconds}, {"nodes", pass.nodes}});
+    passes.push_back({{"pass", pass.name},
+                      {"seconds", pass.seconds},
+                      {"nodes", pass.nodes},
+                      {"bytes", pass.bytes}});
   json["compiler"] = {{"seconds", its.compile_seconds},
                       {"added_peak_bytes", its.compiler_bytes},
                       {"program_peak_bytes", its.peak_of_program},
@@ -231,7 +229,7 @@ Result<void> run_simulate(const Registry& registry, CLI::App& verb, SimulateFlag
   PIPER_TRY(const Simulated its, run_simulation(flags, strategy, model.spec));
   print_report(its, strategy.name);
   if (flags.statistics)
-    print_passes(its);
+    fmt::print("\n{}", passes_table(its.compiled.passes));
   const ir::PlanSet& plans = its.compiled.plans;
   if (flags.timeline)
     fmt::print("\n{}", compiler::render_terminal(its.simulation, plans,
