@@ -418,10 +418,13 @@ private:
   void layout() {
     const size_t g = pick(set_.groups.size());
     Group& group = set_.groups[g];
-    switch (pick(6)) {
+    switch (pick(7)) {
     case 0:
       group.layout = static_cast<Layout>(pick(static_cast<size_t>(Layout::Experts) + 1));
       return say("g{} is {}", g, ir::to_string(group.layout));
+    case 3:
+      group.replicated = !group.replicated;
+      return say("g{} is{} replicated", g, group.replicated ? "" : " not");
     case 1: {
       std::vector<uint32_t> divisors;
       for (uint32_t ways = 1; ways <= group.size(); ++ways)

@@ -28,7 +28,7 @@ enum class MutationKind {
   Stream,     ///< of an instruction
   Scale,      ///< of a seed
   Chunks,     ///< a call dropped, added or repeated; chunks joined, cut or swapped
-  Layout,     ///< of a group; or from where or to where a redistribute or a slot's name goes
+  Layout,     ///< of a group, or its ways; or where a redistribute or a slot's name goes
   Counts,     ///< of rows that go to experts or back: of other rows, swapped, or left out
   Skip,       ///< a redistribute left out: its readers read what it would have moved
   Swap,       ///< two transfers or collectives, in one rank's plan alone
