@@ -228,7 +228,7 @@ struct Strategy {
   std::string to_json() const;
   /// `file` is used in errors and as the name. Errors: malformed JSON (with line and column), an
   /// unknown op or key, a wrong type, a directive that is not there yet (named).
-  static Result<Strategy> parse(std::string_view json, std::string file = {});
+  static Result<Strategy> parse(std::string_view json, const std::string& file = {});
   static Result<Strategy> load(const std::string& path);
   bool operator==(const Strategy& other) const { return directives == other.directives; }
 };

@@ -402,7 +402,7 @@ Strategy read_strategy(std::string_view text, const std::string& file) {
 
 } // namespace
 
-Result<Strategy> Strategy::parse(std::string_view json, std::string file) {
+Result<Strategy> Strategy::parse(std::string_view json, const std::string& file) {
   try {
     return read_strategy(json, file);
   } catch (ParseFailure& failure) {
