@@ -50,15 +50,15 @@ public:
   }
 
 private:
-  /// What `rank` of a bucket's group keeps of its array: all, or its share where it is sharded.
+  /// What `rank` of a bucket's group keeps of its array: all, or its shard.
   static std::pair<int64_t, int64_t> kept(const PlanSet& plans, const Bucket& bucket,
                                           StateKind kind, size_t rank) {
     if (!is_sharded(bucket, kind))
       return {0, bucket.numel};
     const Group& group = plans.groups[bucket.group.value];
-    const int64_t share = bucket.numel / group.copies();
-    const int64_t copy = group.copy(static_cast<int>(rank));
-    return {copy * share, (copy + 1) * share};
+    const int64_t share = bucket.shard_numel();
+    const int64_t shard = bucket.shard_of(group.copy(static_cast<int>(rank)));
+    return {shard * share, (shard + 1) * share};
   }
 
   void fill(BucketId id, StateKind kind, DeviceIndex device, size_t rank) {
@@ -108,11 +108,13 @@ private:
     const Bucket& bucket = from_.buckets[old.value];
     const Group& group = from_.groups[bucket.group.value];
     const bool sharded = is_sharded(bucket, target.kind);
-    const int64_t share = bucket.numel / group.copies();
+    const int64_t share = bucket.shard_numel();
     while (count > 0) {
-      const int64_t owner = begin / share; // among the copies
-      const int64_t piece = sharded ? std::min(count, (owner + 1) * share - begin) : count;
-      const DeviceIndex source = nearest_holder(group, device, part, sharded ? owner : -1);
+      const int64_t shard = begin / share;
+      const int64_t piece = sharded ? std::min(count, (shard + 1) * share - begin) : count;
+      const DeviceIndex source = nearest_holder(group, device, [&](int rank) {
+        return group.part(rank) == part && (!sharded || bucket.shard_of(group.copy(rank)) == shard);
+      });
       push({source,
             device,
             {from_.epoch, old, target.kind, begin, piece},
@@ -123,20 +125,17 @@ private:
     }
   }
 
-  /// Any holder of the part will do (of sharded ones, the copy that owns the range): the device
-  /// itself, or the nearest, and of several receivers each its own.
-  static DeviceIndex nearest_holder(const Group& group, DeviceIndex device, uint32_t part,
-                                    int64_t copy) {
+  /// Any rank that holds it will do: the device itself, or the nearest, and of several receivers
+  /// each its own.
+  template <class Holds>
+  static DeviceIndex nearest_holder(const Group& group, DeviceIndex device, Holds holds) {
     std::optional<DeviceIndex> best;
     const auto key = [&](DeviceIndex d) {
       return std::pair(d > device ? d - device : device - d, d);
     };
-    for (size_t rank = 0; rank < group.size(); ++rank) {
-      const int r = static_cast<int>(rank);
-      if (group.part(r) == part && (copy < 0 || group.copy(r) == copy) &&
-          (!best || key(group.devices[rank]) < key(*best)))
+    for (size_t rank = 0; rank < group.size(); ++rank)
+      if (holds(static_cast<int>(rank)) && (!best || key(group.devices[rank]) < key(*best)))
         best = group.devices[rank];
-    }
     return *best;
   }
 

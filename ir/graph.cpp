@@ -111,6 +111,13 @@ Region::Region(std::string name, std::vector<Node> nodes)
   fingerprint_ = encoder.finish();
 }
 
+bool shards_fit(const Bucket& bucket, const Group& group) {
+  return bucket.shards >= 1 && group.copies() % bucket.shards == 0 &&
+         bucket.shard_optimizer == (bucket.shards > 1 || bucket.offload_params) &&
+         (bucket.shards > 1 || !bucket.shard_grads) &&
+         (bucket.shard_optimizer || !bucket.shard_params);
+}
+
 size_t Graph::node_count() const {
   size_t count = 0;
   for (const RegionPtr& region : regions)

@@ -33,17 +33,18 @@ enum class Op : uint8_t {
   Loss,           ///< hands the loss of a microbatch to the iteration's result
   Send,           ///< to the same rank of another group
   Recv,           ///< from the same rank of another group
-  AllReduce,      ///< sum of a bucket's gradients over its group
-  ReduceScatter,  ///< the same, each rank keeps its range (adds it, where gradients are sharded)
-  Commit,         ///< every device has its gradients: global norm and clip factor, or a barrier
-  Update,         ///< the optimizer on the range of a bucket that a rank owns; clears the gradients
-  AllGather,      ///< the updated ranges of a bucket to every rank
-  Gather,         ///< the parameters of a bucket, whole, from the ranks that keep a range of them
-  Release,        ///< drops what Gather brought
-  ZeroGrads,      ///< room for the gradients of a whole bucket, until its ReduceScatter
-  Redistribute,   ///< a value from the layout of one group to that of another on the same devices
-  Offload,        ///< moves what is kept for a backward to another memory
-  Fetch,          ///< moves it back
+  AllReduce,      ///< sum of the gradients of a bucket, or of a shard, over all who have the same
+  ReduceScatter, ///< the same over a sub-group, each rank keeps its shard (adds it, where gradients
+                 ///< are sharded)
+  Commit,        ///< every device has its gradients: global norm and clip factor, or a barrier
+  Update,        ///< the optimizer on the shard of a bucket that a rank owns; clears the gradients
+  AllGather,     ///< the updated shards of a bucket to every rank of a sub-group
+  Gather,        ///< the parameters of a bucket, whole, from the ranks that keep shards of them
+  Release,       ///< drops what Gather brought
+  ZeroGrads,     ///< room for the gradients of a whole bucket, until its ReduceScatter
+  Redistribute,  ///< a value from the layout of one group to that of another on the same devices
+  Offload,       ///< moves what is kept for a backward to another memory
+  Fetch,         ///< moves it back
 };
 const char* to_string(Op op); ///< "F", "B", "BI", "BW", "send", …
 std::optional<Op> parse_op(std::string_view text);
@@ -88,6 +89,7 @@ enum class ValueKind : uint8_t {
   Updated,      ///< the owned range of bucket `subject` is updated (a token)
   Gathered,     ///< bucket `subject` holds whole parameters, for the `part`-th time (a token)
   Zeroed,       ///< bucket `subject` has room for gradients, for the `part`-th time (a token)
+  Scattered,    ///< as Reduced, but each sub-group has sums of its own (a token)
 };
 
 /// Names a value of one iteration. Does not depend on the order in which a graph was built.
@@ -162,15 +164,24 @@ struct Bucket {
   std::vector<ParamId> params;  ///< in order
   std::vector<int64_t> offsets; ///< of each, in elements; aligned to kParamAlignment
   int64_t numel = 0;            ///< padded to a multiple of the copies x kParamAlignment
-  /// Copy i (Group::copy) owns [i, i+1) x numel / copies, and alone keeps that range of …
-  bool shard_optimizer = false; ///< the optimizer's state (ZeRO-1)
-  bool shard_grads = false;     ///< the gradients (ZeRO-2; implies the former)
-  bool shard_params = false;    ///< the parameters (ZeRO-3; implies the former)
+  /// Each `shards` copies in a row (Group::copy) are a sub-group. Copy i of the bucket owns shard
+  /// s = i % shards, the elements [s, s+1) x numel / shards; it alone of its sub-group keeps that
+  /// range of what is sharded:
+  uint32_t shards = 1;          ///< 1: nothing is sharded
+  bool shard_optimizer = false; ///< the optimizer's state (ZeRO-1; so where anything is sharded)
+  bool shard_grads = false;     ///< the gradients (ZeRO-2)
+  bool shard_params = false;    ///< the parameters (ZeRO-3)
   // What is kept of these arrays is in another memory.
   bool offload_optimizer = false; ///< the optimizer's state
-  bool offload_params = false;    ///< the parameters (implies shard_params)
+  /// The parameters. Implies shard_params, also where there is one shard: they have windows too.
+  bool offload_params = false;
   bool operator==(const Bucket&) const = default;
+
+  int64_t shard_numel() const { return numel / shards; }
+  int64_t shard_of(uint32_t copy) const { return copy % shards; }
 };
+/// Whether the bucket's shards go with its group and with what it says is sharded.
+bool shards_fit(const Bucket& bucket, const Group& group);
 /// In elements. Keeps every parameter on a cache line of its own.
 inline constexpr int64_t kParamAlignment = 16;
 

@@ -39,25 +39,12 @@ int64_t Group::share(int rank) const {
   return layout == Layout::Experts ? rank : rank / static_cast<int>(ways);
 }
 
-int Group::copies() const {
-  return static_cast<int>(sums_in_block(layout) ? size() : size() / ways);
+uint32_t Group::copies() const {
+  return static_cast<uint32_t>(sums_in_block(layout) ? size() : size() / ways);
 }
 
-int Group::copy(int rank) const {
-  return sums_in_block(layout) ? rank : rank / static_cast<int>(ways);
-}
-
-uint32_t Group::column(int rank) const {
-  return sums_in_block(layout) ? 0 : static_cast<uint32_t>(rank) % ways;
-}
-
-std::vector<DeviceIndex> Group::copies_with(int rank) const {
-  if (sums_in_block(layout))
-    return devices;
-  std::vector<DeviceIndex> members;
-  for (size_t r = column(rank); r < size(); r += ways)
-    members.push_back(devices[r]);
-  return members;
+uint32_t Group::copy(int rank) const {
+  return static_cast<uint32_t>(rank) / (sums_in_block(layout) ? 1 : ways);
 }
 
 std::vector<DeviceIndex> Group::block_of(int rank) const {

@@ -68,11 +68,10 @@ struct Group {
   }
   uint32_t part(int rank) const { return static_cast<uint32_t>(rank) % parts(); }
   /// Ranks whose gradients are summed: where each rank of a block has the same, only one of it.
-  int copies() const;
-  int copy(int rank) const; ///< the rank's place among them
-  /// Ranks of one column are copies of each other.
-  uint32_t column(int rank) const;
-  std::vector<DeviceIndex> copies_with(int rank) const;
+  uint32_t copies() const;
+  uint32_t copy(int rank) const; ///< the rank's place among them
+  /// Ranks from one copy to the next.
+  uint32_t copy_stride() const { return static_cast<uint32_t>(size()) / copies(); }
   /// Whether the rank's gradients count in a global norm: those of one rank of a Whole block do.
   bool counts(int rank) const {
     return layout != Layout::Whole || static_cast<uint32_t>(rank) % ways == 0;

@@ -262,9 +262,8 @@ int64_t add_state(MemoryBound& bound, const PlanSet& set, const ModelSpec& model
     if (set.rank_in(bucket.group, bound.device) < 0)
       continue;
     const int64_t bytes = bucket.numel * size_of(bucket.dtype);
-    const int64_t ranks = set.groups[bucket.group.value].copies();
     const auto kept = [&](StateKind kind) {
-      return is_sharded(bucket, kind) ? bytes / ranks : bytes;
+      return is_sharded(bucket, kind) ? bytes / bucket.shards : bytes;
     };
     most = std::max(most, bound.peak() + 2 * bytes);
     if (!bucket.offload_params)

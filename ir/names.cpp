@@ -15,7 +15,7 @@ struct KindPrefix {
   const char* prefix;
 };
 // In the order of ValueKind, which starts with Activation (no prefix).
-constexpr std::array<KindPrefix, 10> kPrefixes = {{{ValueKind::Gradient, "d."},
+constexpr std::array<KindPrefix, 11> kPrefixes = {{{ValueKind::Gradient, "d."},
                                                    {ValueKind::GradientPart, "d."},
                                                    {ValueKind::Saved, "saved."},
                                                    {ValueKind::Deferred, "deferred."},
@@ -24,12 +24,14 @@ constexpr std::array<KindPrefix, 10> kPrefixes = {{{ValueKind::Gradient, "d."},
                                                    {ValueKind::Committed, "committed"},
                                                    {ValueKind::Updated, "updated."},
                                                    {ValueKind::Gathered, "gathered."},
-                                                   {ValueKind::Zeroed, "zeroed."}}};
+                                                   {ValueKind::Zeroed, "zeroed."},
+                                                   {ValueKind::Scattered, "scattered."}}};
 
 /// Whether the part is a number: which window of a bucket, or where a value is.
 bool has_numbered_part(ValueKind kind) {
   return kind == ValueKind::Reduced || kind == ValueKind::Updated || kind == ValueKind::Gathered ||
-         kind == ValueKind::Zeroed || kind == ValueKind::Activation || kind == ValueKind::Saved;
+         kind == ValueKind::Zeroed || kind == ValueKind::Scattered ||
+         kind == ValueKind::Activation || kind == ValueKind::Saved;
 }
 
 struct ShardingWord {
@@ -123,6 +125,7 @@ void append_subject(std::string& out, const Names& names, ValueKind kind, uint32
   case ValueKind::Updated:
   case ValueKind::Gathered:
   case ValueKind::Zeroed:
+  case ValueKind::Scattered:
     names.append_bucket(out, subject);
     break;
   case ValueKind::Committed:
@@ -168,6 +171,7 @@ void read_subject(Reader& in, const Lookup& lookup, ValueKind& kind, uint32_t& s
   case ValueKind::Updated:
   case ValueKind::Gathered:
   case ValueKind::Zeroed:
+  case ValueKind::Scattered:
     subject = lookup.bucket(in);
     break;
   case ValueKind::Committed:
@@ -397,6 +401,10 @@ void append_buckets(std::string& out, const std::vector<Bucket>& buckets, const 
     out += to_string(bucket.dtype);
     out += " numel ";
     append_int(out, bucket.numel);
+    if (bucket.shards != 1) {
+      out += " shards ";
+      append_int(out, bucket.shards);
+    }
     for (const auto& [member, word] : kSharding)
       if (bucket.*member)
         out += fmt::format(" {}", word);
@@ -423,6 +431,8 @@ Bucket read_bucket_line(Reader& in) {
   bucket.dtype = read_dtype(in);
   in.expect("numel");
   bucket.numel = in.integer("a number of elements");
+  if (in.accept("shards"))
+    bucket.shards = in.index("a number of shards");
   for (const auto& [member, word] : kSharding)
     bucket.*member = in.accept(word);
   in.end_line();

@@ -74,50 +74,41 @@ std::vector<std::vector<DeviceIndex>> PlanSet::loss_order() const {
   return order;
 }
 
-Team::Kind team_kind(Opcode collective) {
-  return collective == Opcode::Commit         ? Team::Kind::All
-         : collective == Opcode::Redistribute ? Team::Kind::Block
-                                              : Team::Kind::Copies;
+namespace {
+/// The team with the rank among those that `stride` and `count` cut a group into.
+Team team_with(GroupId group, int rank, uint32_t stride, uint32_t count) {
+  Team team{group, 0, stride, count};
+  team.first = static_cast<uint32_t>(rank) - team.place_of(rank) * stride;
+  return team;
 }
+} // namespace
 
 Team PlanSet::team_of(const Instruction& collective, int rank) const {
-  // An all-to-all happens in the blocks of the experts' group, the others in those of both.
-  GroupId id = collective.group;
-  const Team::Kind kind = team_kind(collective.op);
-  if (kind == Team::Kind::Block && groups[collective.self.value].ways > groups[id.value].ways)
-    id = collective.self;
+  const GroupId id = collective.group;
   const Group& group = groups[id.value];
-  const auto at = static_cast<uint32_t>(rank);
-  const uint32_t index = kind == Team::Kind::Block    ? at / group.ways
-                         : kind == Team::Kind::Copies ? group.column(rank)
-                                                      : 0;
-  return {id, kind, index};
+  if (collective.op == Opcode::Commit)
+    return team_with(id, rank, 1, static_cast<uint32_t>(group.size()));
+  if (collective.op == Opcode::Redistribute) {
+    // An all-to-all happens in the blocks of the experts' group, the others in those of both.
+    const uint32_t ways = std::max(group.ways, groups[collective.self.value].ways);
+    return team_with(id, rank, 1, ways);
+  }
+  const Bucket& bucket = buckets[collective.buckets.front().value];
+  if (collective.op != Opcode::AllReduce)
+    return sub_group(bucket, rank);
+  return team_with(id, rank, group.copy_stride() * bucket.shards, group.copies() / bucket.shards);
+}
+
+Team PlanSet::sub_group(const Bucket& bucket, int rank) const {
+  return team_with(bucket.group, rank, groups[bucket.group.value].copy_stride(), bucket.shards);
 }
 
 std::vector<DeviceIndex> PlanSet::members(const Team& team) const {
   const Group& group = groups[team.group.value];
-  switch (team.kind) {
-  case Team::Kind::Block:
-    return group.block_of(static_cast<int>(team.index * group.ways));
-  case Team::Kind::Copies:
-    return group.copies_with(static_cast<int>(team.index));
-  case Team::Kind::All:
-    break;
-  }
-  return group.devices;
-}
-
-int PlanSet::place_in(const Team& team, int rank) const {
-  const Group& group = groups[team.group.value];
-  switch (team.kind) {
-  case Team::Kind::Block:
-    return rank % static_cast<int>(group.ways);
-  case Team::Kind::Copies:
-    return group.copy(rank);
-  case Team::Kind::All:
-    break;
-  }
-  return rank;
+  std::vector<DeviceIndex> devices;
+  for (uint32_t i = 0; i < team.count; ++i)
+    devices.push_back(group.devices[team.first + i * team.stride]);
+  return devices;
 }
 
 int64_t PlanSet::rows(GroupId group) const {

@@ -155,19 +155,16 @@ struct Role {
   bool operator==(const Role&) const = default;
 };
 
-/// Those members of a group that take part in one collective.
+/// Those members of a group that take part in one collective: of its ranks `count`, from `first` on
+/// every `stride`-th.
 struct Team {
-  enum class Kind : uint8_t {
-    All,    ///< of Commit
-    Copies, ///< of what is done to a bucket: see Group::copies
-    Block,  ///< of Redistribute
-  };
   GroupId group;
-  Kind kind = Kind::All;
-  uint32_t index = 0; ///< among the group's teams of this kind
+  uint32_t first = 0, stride = 1, count = 1;
   auto operator<=>(const Team&) const = default;
+
+  /// The place of a rank among the members; also of a rank of another team that is cut alike.
+  uint32_t place_of(int rank) const { return static_cast<uint32_t>(rank) / stride % count; }
 };
-Team::Kind team_kind(Opcode collective);
 
 /// All plans of one epoch and the table that says who runs which.
 struct PlanSet {
@@ -188,11 +185,12 @@ struct PlanSet {
   RoleId role_of(DeviceIndex device) const; ///< none for an idle device
   /// The rank of the device in the group, -1 if it is no member.
   int rank_in(GroupId group, DeviceIndex device) const;
-  /// Who takes part in a collective that this rank of its group runs.
+  /// Who takes part in a collective that this rank of its group runs: of what is done to a bucket
+  /// its sub-group, but of AllReduce those of all sub-groups that have the rank's shard.
   Team team_of(const Instruction& collective, int rank) const;
+  /// The sub-group of a rank of the bucket's group, by shard.
+  Team sub_group(const Bucket& bucket, int rank) const;
   std::vector<DeviceIndex> members(const Team& team) const; ///< by rank
-  /// The place of a rank of the team's group among the members; also of another team of its kind.
-  int place_in(const Team& team, int rank) const;
   /// Of each microbatch, the devices that compute its loss, by rank.
   std::vector<std::vector<DeviceIndex>> loss_order() const;
   /// Rows that one rank of the group works on in one microbatch, and the first of them in the

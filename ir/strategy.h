@@ -78,8 +78,11 @@ struct Replicate {
   bool shard_optimizer = false; ///< ZeRO-1: each rank keeps and updates 1/n of every bucket
   bool shard_grads = false;     ///< ZeRO-2: also of the gradients; whole ones live for a moment
   bool shard_params = false;    ///< ZeRO-3: also of the parameters; gathered for each use
-  double bucket_mb = 0;         ///< gradients are reduced in buckets of about this size; 0: 25, or
-                                ///< a segment's where gradients or parameters are sharded
+  /// Hybrid sharding: what is sharded is so within each `shard_within` replicas in a row, which
+  /// keep the whole together, and replicated across these sub-groups. 0: over all replicas.
+  int64_t shard_within = 0;
+  double bucket_mb = 0; ///< gradients are reduced in buckets of about this size; 0: 25, or
+                        ///< a segment's where gradients or parameters are sharded
   std::string reduce_stream;
   std::string gather_stream;
   bool operator==(const Replicate&) const = default;

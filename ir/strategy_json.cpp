@@ -74,6 +74,8 @@ Json json_of(const DirectiveBody& body) {
                      out["shard_grads"] = true;
                    if (d.shard_params)
                      out["shard_params"] = true;
+                   if (d.shard_within != 0)
+                     out["shard_within"] = d.shard_within;
                    if (d.bucket_mb != 0)
                      out["bucket_mb"] = d.bucket_mb;
                    if (!d.reduce_stream.empty())

@@ -226,11 +226,13 @@ private:
 
 Replicate read_replicate(const Fields& in) {
   in.allow_only({"filter", "devices", "device", "reduce_stream", "gather_stream", "bucket_mb",
-                 "bucket_size", "shard_optimizer", "shard_grads", "shard_params"});
+                 "bucket_size", "shard_optimizer", "shard_grads", "shard_params", "shard_within"});
   Replicate out{.filter = in.filter("filter"), .devices = in.devices()};
   out.shard_optimizer = in.boolean("shard_optimizer");
   out.shard_grads = in.boolean("shard_grads");
   out.shard_params = in.boolean("shard_params");
+  if (const Json* within = in.find({"shard_within"}))
+    out.shard_within = in.integer(*within, 1, "a number of replicas, 1 or more");
   if (const Json* size = in.find({"bucket_mb", "bucket_size"})) {
     if (!size->is_number() || size->get<double>() <= 0)
       in.fail_type("bucket_mb", "a size in MB above 0", *size);

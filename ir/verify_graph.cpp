@@ -114,6 +114,9 @@ private:
       return wrong(fmt::format("bucket {} has {} elements: its parameters need {}, padded to a "
                                "multiple of {}",
                                bucket.name, bucket.numel, end, ranks * kParamAlignment));
+    if (!shards_fit(bucket, group))
+      return wrong(
+          fmt::format("bucket {} has {} shards for {} copies", bucket.name, bucket.shards, ranks));
     return {};
   }
 
@@ -175,6 +178,7 @@ private:
     case ValueKind::Updated:
     case ValueKind::Gathered:
     case ValueKind::Zeroed:
+    case ValueKind::Scattered:
       return graph_.buckets.size();
     case ValueKind::Committed:
       break;
@@ -208,7 +212,7 @@ private:
     if (ref.subject >= subjects(ref.kind))
       return wrong(node, fmt::format("{} names what does not exist", graph_.name(ref)));
     const bool of_window = ref.kind == ValueKind::Reduced || ref.kind == ValueKind::Gathered ||
-                           ref.kind == ValueKind::Zeroed;
+                           ref.kind == ValueKind::Zeroed || ref.kind == ValueKind::Scattered;
     if (ref.part != kNone && (ref.kind == ValueKind::Activation || ref.kind == ValueKind::Saved)) {
       if (ref.part > kFetched)
         return wrong(node, fmt::format("{} is in no memory", graph_.name(ref)));

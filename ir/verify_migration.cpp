@@ -10,7 +10,7 @@ namespace piper::ir {
 
 namespace {
 
-/// What the device keeps of a bucket's array: all, or its share where it is sharded.
+/// What the device keeps of a bucket's array: all, or its shard.
 std::pair<int64_t, int64_t> kept(const PlanSet& set, const Bucket& bucket, StateKind kind,
                                  DeviceIndex device) {
   if (kind == StateKind::Step)
@@ -18,9 +18,9 @@ std::pair<int64_t, int64_t> kept(const PlanSet& set, const Bucket& bucket, State
   if (!is_sharded(bucket, kind))
     return {0, bucket.numel};
   const Group& group = set.groups[bucket.group.value];
-  const int64_t share = bucket.numel / group.copies();
-  const int64_t copy = group.copy(set.rank_in(bucket.group, device));
-  return {copy * share, (copy + 1) * share};
+  const int64_t share = bucket.shard_numel();
+  const int64_t shard = bucket.shard_of(group.copy(set.rank_in(bucket.group, device)));
+  return {shard * share, (shard + 1) * share};
 }
 
 struct Written {

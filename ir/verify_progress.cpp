@@ -92,14 +92,14 @@ public:
         finish(sends ? node : other, sends ? device : joint_.index_of(other));
         finish(sends ? other : node, sends ? joint_.index_of(other) : device);
       } else if (is_collective(each.op)) {
-        const Meeting& meeting = meeting_of(device, each);
-        std::vector<uint32_t>& arrived = arrived_[{meeting.team, each.edge}];
+        const Team team = team_of(device, each);
+        std::vector<uint32_t>& arrived = arrived_[{team, each.edge}];
         arrived.push_back(node);
-        if (arrived.size() < meeting.members)
+        if (arrived.size() < members_looked_at(team))
           continue;
         for (uint32_t member : arrived)
           finish(member, joint_.index_of(member));
-        arrived_.erase({meeting.team, each.edge});
+        arrived_.erase({team, each.edge});
       } else {
         finish(node, device);
       }
@@ -117,25 +117,22 @@ private:
     return joint_.plan(device).instructions[node - joint_.first[device]];
   }
 
-  Team team_of(size_t device, const Instruction& each) const {
-    return set_.team_of(each, set_.rank_in(each.group, joint_.devices[device]));
+  Team team_of(size_t device, const Instruction& each) {
+    const auto [rank, fresh] = ranks_.try_emplace({device, each.group});
+    if (fresh)
+      rank->second = set_.rank_in(each.group, joint_.devices[device]);
+    return set_.team_of(each, rank->second);
   }
-  /// Who takes part in a collective.
-  struct Meeting {
-    Team team;
-    size_t members = 0; ///< those that are looked at
-  };
-  const Meeting& meeting_of(size_t device, const Instruction& each) {
-    const auto [known, fresh] = meetings_.try_emplace({device, each.group, each.op});
+  size_t members_looked_at(const Team& team) {
+    const auto [count, fresh] = looked_at_.try_emplace(team);
     if (fresh) {
-      known->second.team = team_of(device, each);
-      const std::vector<DeviceIndex> all = set_.members(known->second.team);
-      known->second.members =
+      const std::vector<DeviceIndex> all = set_.members(team);
+      count->second =
           static_cast<size_t>(std::count_if(all.begin(), all.end(), [&](DeviceIndex participant) {
             return std::binary_search(joint_.devices.begin(), joint_.devices.end(), participant);
           }));
     }
-    return known->second;
+    return count->second;
   }
 
   void finish(uint32_t node, size_t device) {
@@ -167,7 +164,7 @@ private:
   };
 
   /// Tells the shortest circle of streams that wait for each other.
-  Error deadlock() const {
+  Error deadlock() {
     std::vector<Blocked> blocked;
     std::map<std::pair<size_t, uint32_t>, uint32_t> of_stream; // device, stream -> blocked
     for (size_t d = 0; d < joint_.devices.size(); ++d)
@@ -210,7 +207,7 @@ private:
   }
 
   /// The nodes of a collective that have not come to it.
-  std::vector<uint32_t> missing_members(size_t device, const Instruction& head) const {
+  std::vector<uint32_t> missing_members(size_t device, const Instruction& head) {
     const std::vector<DeviceIndex> all = set_.members(team_of(device, head));
     std::vector<uint32_t> missing;
     for (size_t d = 0; d < joint_.devices.size(); ++d) {
@@ -287,7 +284,8 @@ private:
   std::vector<bool> done_;       ///< of each node
   std::vector<uint32_t> order_;  ///< nodes, as they ended
   std::vector<uint32_t> ready_;  ///< nodes
-  std::map<std::tuple<size_t, GroupId, Opcode>, Meeting> meetings_;  ///< of each device
+  std::map<std::pair<size_t, GroupId>, int> ranks_; ///< of each device
+  std::map<Team, size_t> looked_at_;                ///< members of each team among the devices here
   std::map<std::pair<Team, EdgeId>, std::vector<uint32_t>> arrived_; ///< nodes of collectives
 };
 

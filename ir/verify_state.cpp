@@ -1,16 +1,18 @@
 // The life of a bucket in an iteration, on every device that holds it:
 //
 //   forwards read its parameters; backwards read them and add to its gradients
-//     -> the gradients are summed over its group (if that is more than one device)
+//     -> the gradients are summed: each sub-group scatters the sums over its ranks (if the bucket
+//        is sharded), then those who have the same shard, or all, add up theirs
 //     -> commit reads them
 //     -> update writes the parameters that the rank owns, and clears the gradients
-//     -> the parameters are gathered (if the optimizer's state is sharded)
+//     -> the parameters are gathered in each sub-group (if only the optimizer's state is sharded)
 //
 // Each arrow is a wait on the device itself, so no two streams touch an array at a time, but for
 // the backwards, which add in one order of their own.
 #include "ir/verify_plan.h"
 
 #include <map>
+#include <tuple>
 
 namespace piper::ir {
 
@@ -45,7 +47,9 @@ public:
 private:
   /// What is done to a bucket; indices of instructions.
   struct BucketWork {
-    uint32_t reduce = kNone, update = kNone, gather = kNone;
+    uint32_t scatter = kNone, sum = kNone, update = kNone, gather = kNone;
+    /// The first that reads its gradients, once they are complete here; none if the commit is that.
+    uint32_t reduction() const { return scatter != kNone ? scatter : sum; }
   };
 
   Result<void> record(uint32_t i) {
@@ -57,11 +61,12 @@ private:
       return {};
     };
     switch (all_[i].op) {
-    case Opcode::AllReduce:
     case Opcode::ReduceScatter:
       if (set_.buckets[all_[i].buckets[0].value].shard_grads)
         return {}; // once a window: see verify_windows
-      return once(work_[all_[i].buckets[0].value].reduce);
+      return once(work_[all_[i].buckets[0].value].scatter);
+    case Opcode::AllReduce:
+      return once(work_[all_[i].buckets[0].value].sum);
     case Opcode::Update:
       return once(work_[all_[i].buckets[0].value].update);
     case Opcode::AllGather:
@@ -97,20 +102,33 @@ private:
       return view_.wrong(fmt::format("bucket {} is not updated", bucket.name));
     if (!order_.before(commit_, its.update))
       return view_.wrong(all_[its.update], "it may run before the commit");
-    if (its.reduce != kNone) {
-      if (!order_.before(its.reduce, commit_))
-        return view_.wrong(all_[its.reduce], "the commit does not wait for it");
-      if ((all_[its.reduce].op == Opcode::ReduceScatter) != bucket.shard_optimizer)
-        return view_.wrong(all_[its.reduce],
-                           fmt::format("the optimizer of bucket {} is {}sharded", bucket.name,
-                                       bucket.shard_optimizer ? "" : "not "));
-    } else if (set_.groups[bucket.group.value].copies() > 1 && !bucket.shard_grads) {
-      return view_.wrong(fmt::format("bucket {} is not summed over its group", bucket.name));
-    }
+    PIPER_CHECK_OK(check_reductions(bucket, its));
     if (bucket.shard_optimizer && !bucket.shard_params && its.gather == kNone)
       return view_.wrong(fmt::format("bucket {} is not gathered after its update", bucket.name));
     if (its.gather != kNone && !order_.before(its.update, its.gather))
       return view_.wrong(all_[its.gather], "it may run before the update");
+    return {};
+  }
+
+  /// Those that its shards need, in order.
+  Result<void> check_reductions(const Bucket& bucket, const BucketWork& its) const {
+    const bool scatters = bucket.shards > 1 && !bucket.shard_grads;
+    const bool sums = set_.groups[bucket.group.value].copies() > bucket.shards;
+    for (const auto& [reduction, needed, name] :
+         {std::tuple(its.scatter, scatters, "reduce-scatter"),
+          std::tuple(its.sum, sums, "all-reduce")}) {
+      if (reduction == kNone && needed)
+        return view_.wrong(fmt::format("no {} sums the gradients of bucket {}", name, bucket.name));
+      if (reduction != kNone && !needed)
+        return view_.wrong(all_[reduction], fmt::format("{} copies of bucket {} in {} shards need "
+                                                        "none",
+                                                        set_.groups[bucket.group.value].copies(),
+                                                        bucket.name, bucket.shards));
+      if (reduction != kNone && !order_.before(reduction, commit_))
+        return view_.wrong(all_[reduction], "the commit does not wait for it");
+    }
+    if (scatters && sums && !order_.before(its.scatter, its.sum))
+      return view_.wrong(all_[its.sum], "it may run before the reduce-scatter");
     return {};
   }
 
@@ -142,7 +160,7 @@ private:
                                        view_.name(its.update), bucket.name));
       return {};
     }
-    const uint32_t end = its.reduce != kNone ? its.reduce : commit_;
+    const uint32_t end = its.reduction() != kNone ? its.reduction() : commit_;
     if (!order_.before(i, end))
       return view_.wrong(all_[i],
                          fmt::format("{} does not wait for it, though it adds to bucket {}",

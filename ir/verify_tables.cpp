@@ -99,6 +99,9 @@ Result<void> bucket_params(const PlanSet& set, const ModelSpec& model, const Buc
     return wrong_set(set, fmt::format("bucket {} has {} elements: its parameters need {}, padded "
                                       "to a multiple of {}",
                                       bucket.name, bucket.numel, end, ranks * kParamAlignment));
+  if (!shards_fit(bucket, group))
+    return wrong_set(set, fmt::format("bucket {} has {} shards for {} copies", bucket.name,
+                                      bucket.shards, ranks));
   return {};
 }
 

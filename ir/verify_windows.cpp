@@ -27,7 +27,7 @@ public:
         PIPER_CHECK_OK(close(i));
       else if (is_compute(all[i].op))
         PIPER_CHECK_OK(use(i));
-      else if (all[i].op == Opcode::Update || all[i].op == Opcode::Commit)
+      else if (ends(all[i]))
         PIPER_CHECK_OK(end(i));
     }
     for (const Its& its : buckets_)
@@ -99,11 +99,15 @@ private:
     return {};
   }
 
-  /// The commit comes after all gradients, an update after all that reads its parameters.
+  /// The sum over sub-groups and the commit come after all gradients, an update after all that
+  /// reads its parameters.
+  bool ends(const Instruction& each) const {
+    if (each.op == Opcode::Update)
+      return kind_ == StateKind::Param;
+    return kind_ == StateKind::Grad && (each.op == Opcode::AllReduce || each.op == Opcode::Commit);
+  }
+
   Result<void> end(uint32_t i) {
-    const StateKind ended = at(i).op == Opcode::Commit ? StateKind::Grad : StateKind::Param;
-    if (ended != kind_)
-      return {};
     for (BucketId id : at(i).buckets) {
       const Its& its = buckets_[id.value];
       if (its.open != kNone)

@@ -579,8 +579,9 @@ Binder::Bound Binder::bind_collective(const Instruction& instruction) {
                                                           : Kind::AllGather;
   bound->key = key(instruction);
   bound->group = members(instruction);
-  bound->range =
-      state->range(instruction.op == Opcode::AllGather ? StateKind::Param : StateKind::Grad);
+  bound->range = instruction.op == Opcode::AllReduce   ? state->shard(StateKind::Grad)
+                 : instruction.op == Opcode::AllGather ? state->range(StateKind::Param)
+                                                       : state->range(StateKind::Grad);
   return Bound(std::move(bound));
 }
 
@@ -625,10 +626,7 @@ Binder::Bound Binder::bind_update(const Instruction& instruction) {
   bound->optimizer = &context_.options.optimizer;
   bound->grad = state->range(StateKind::Grad);
   bound->owned_begin = state->is_sharded(StateKind::Grad) ? 0 : state->owned_begin;
-  bound->owned_param = state->range(StateKind::Param);
-  if (!state->is_sharded(StateKind::Param))
-    bound->owned_param.data += state->owned_begin * size_of(bound->owned_param.dtype);
-  bound->owned_param.count = state->owned_count;
+  bound->owned_param = state->shard(StateKind::Param);
   if (state->moment1.defined())
     bound->moment1 = state->range(StateKind::Moment1);
   if (state->moment2.defined())

@@ -70,12 +70,19 @@ FlatRange BucketState::whole(StateKind kind) const {
   return flat(kind == StateKind::Param ? param : kind == StateKind::Grad ? grad : kept(kind));
 }
 
-FlatRange BucketState::slice(StateKind kind) const {
+FlatRange BucketState::shard(StateKind kind) const {
   FlatRange range = this->range(kind);
   if (is_sharded(kind))
     return range;
-  range.count = spec->numel / ranks;
-  range.data += rank * range.bytes();
+  range.data += owned_begin * ir::size_of(range.dtype);
+  range.count = owned_count;
+  return range;
+}
+
+FlatRange BucketState::slice(StateKind kind) const {
+  FlatRange range = shard(kind);
+  range.count /= replicas;
+  range.data += replica * range.bytes();
   return range;
 }
 
@@ -125,14 +132,15 @@ Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::P
     BucketState& bucket = state->buckets_[b];
     bucket.spec = &spec;
     const ir::Group& group = plans->groups[spec.group.value];
-    bucket.team = {spec.group, ir::Team::Kind::Copies, group.column(rank)};
-    bucket.rank = group.copy(rank);
-    bucket.ranks = group.copies();
+    const uint32_t copy = group.copy(rank);
+    bucket.team = plans->sub_group(spec, rank);
+    bucket.replica = copy / spec.shards;
+    bucket.replicas = group.copies() / spec.shards;
     bucket.part = group.part(rank);
     bucket.parts = group.parts();
     bucket.counts = group.counts(rank);
-    bucket.owned_count = spec.shard_optimizer ? spec.numel / bucket.ranks : spec.numel;
-    bucket.owned_begin = spec.shard_optimizer ? bucket.rank * bucket.owned_count : 0;
+    bucket.owned_count = spec.shard_numel();
+    bucket.owned_begin = spec.shard_of(copy) * bucket.owned_count;
     bucket.param = zeros("parameters", spec.numel, spec.dtype);
     bucket.grad = zeros("gradients", spec.numel, spec.dtype);
     // Views can only be made of memory that is there.

@@ -26,21 +26,22 @@ struct FlatRange {
 /// so that the views of it (the modules' parameters, what autograd saved) stay valid for the next.
 struct BucketState {
   const ir::Bucket* spec = nullptr;   ///< null: not on this device
-  ir::Team team;                      ///< of its copies, whose gradients are summed
-  int rank = 0, ranks = 1;            ///< among the copies
+  ir::Team team;                      ///< the sub-group, each of whose members owns a shard
+  int64_t replica = 0, replicas = 1;  ///< among those who own the same shard
   uint32_t part = 0, parts = 1;       ///< of its parameters, where these are cut
   bool counts = true;                 ///< in a global norm; false where others have the same
   at::Tensor param, grad;             ///< numel elements
-  at::Tensor param_shard, grad_shard; ///< those of the owned range, where the array is sharded
-  at::Tensor moment1, moment2;        ///< those of the owned range
+  at::Tensor param_shard, grad_shard; ///< those of the own shard, where the array is sharded
+  at::Tensor moment1, moment2;        ///< those of the own shard
   at::Tensor step;                    ///< one double: updates so far
-  int64_t owned_begin = 0;            ///< what this device updates
+  int64_t owned_begin = 0;            ///< its shard, which this device updates
   int64_t owned_count = 0;
 
   /// What is kept: the whole array, or the owned range of a sharded one.
   const at::Tensor& kept(ir::StateKind kind) const;
   bool is_sharded(ir::StateKind kind) const { return ir::is_sharded(*spec, kind); }
-  /// [rank, rank + 1) x numel / ranks: each element is in the slice of one copy.
+  FlatRange shard(ir::StateKind kind) const; ///< the own shard of what is kept
+  /// A replica's piece of its shard: each element is in the slice of one copy.
   FlatRange slice(ir::StateKind kind) const;
   FlatRange range(ir::StateKind kind) const { return flat(kept(kind)); } ///< of what is kept
   /// Of a sharded array between `open` and `close`; else what is kept.

@@ -14,19 +14,32 @@ using namespace ir;
 
 namespace {
 
-/// What each rank keeps only its range of, each level implying the ones before, and what it keeps
+/// What each rank keeps only its shard of, each level implying the ones before, and what it keeps
 /// in another memory.
 struct Sharding {
   bool optimizer = false, grads = false, params = false;
   bool offload_optimizer = false, offload_params = false;
+  int64_t within = kAll;  ///< replicas in a row that share out a whole one
+  int32_t directive = -1; ///< that says so
 
-  static Sharding of(const Replicate& replicate) {
-    return {replicate.shard_optimizer || replicate.shard_grads || replicate.shard_params,
-            replicate.shard_grads, replicate.shard_params, false, false};
+  static constexpr int64_t kAll = INT64_MAX;
+  static Sharding of(const Replicate& replicate, size_t directive) {
+    return {.optimizer =
+                replicate.shard_optimizer || replicate.shard_grads || replicate.shard_params,
+            .grads = replicate.shard_grads,
+            .params = replicate.shard_params,
+            .within = replicate.shard_within > 0 ? replicate.shard_within : kAll,
+            .directive = static_cast<int32_t>(directive)};
   }
+  /// The most that both allow.
   Sharding operator&(const Sharding& other) const {
-    return {optimizer && other.optimizer, grads && other.grads, params && other.params,
-            offload_optimizer && other.offload_optimizer, offload_params && other.offload_params};
+    return {.optimizer = optimizer && other.optimizer,
+            .grads = grads && other.grads,
+            .params = params && other.params,
+            .offload_optimizer = offload_optimizer && other.offload_optimizer,
+            .offload_params = offload_params && other.offload_params,
+            .within = std::min(within, other.within),
+            .directive = std::max(directive, other.directive)};
   }
 };
 
@@ -34,7 +47,6 @@ struct Sharding {
 struct Replication {
   Sharding sharding;
   double bucket_mb = 0;
-  int32_t directive = -1;
   int32_t offload = -1; ///< the directive that offloads its parameters
 };
 
@@ -57,7 +69,63 @@ std::vector<Homes> homes_of_calls(const Graph& graph) {
   return homes;
 }
 
-Result<std::vector<Replication>> replications(const Graph& graph) {
+/// Replicas of the calls that `replicate` matches make whole sub-groups.
+Result<void> check_within(const Graph& graph, size_t directive, const Replicate& replicate,
+                          const Homes& homes) {
+  const int64_t within = replicate.shard_within;
+  if (within == 0)
+    return {};
+  const std::string where = graph.strategy->describe(directive);
+  if (!Sharding::of(replicate, directive).optimizer)
+    return user_error(
+        "shard_within is given, but nothing is sharded", where,
+        "add shard_optimizer (ZeRO-1), shard_grads (ZeRO-2) or shard_params (ZeRO-3), "
+        "or leave shard_within out");
+  if (within == 1)
+    return user_error(
+        "sub-groups of 1 replica shard nothing", where,
+        "leave shard_within and what it shards out, or share it out within 2 replicas "
+        "or more");
+  for (GroupId home : homes)
+    if (const int64_t replicas = graph.groups[home.value].shares(); replicas % within != 0)
+      return user_error(
+          fmt::format("{} replicas do not make sub-groups of {}", replicas, within), where,
+          fmt::format("choose a shard_within that divides {}, or leave it out", replicas));
+  return {};
+}
+
+/// Into how many shards the copies of a bucket on the group cut it; 1: nothing is sharded.
+Result<uint32_t> shards_on(const Group& group, const Sharding& sharding, const std::string& what,
+                           const Strategy& strategy) {
+  const int64_t copies = group.copies(), ways = group.ways, within = sharding.within;
+  if (!sharding.optimizer)
+    return uint32_t{1};
+  if (within == Sharding::kAll)
+    return group.copies();
+  const std::string where = strategy.describe(static_cast<size_t>(sharding.directive));
+  int64_t shards = within; // as many as a sub-group has copies
+  if (group.layout == Layout::Partial || group.layout == Layout::Tokens)
+    shards = within * ways;
+  if (group.layout == Layout::Experts) { // of which each `ways` replicas have a copy
+    if (within > ways && within % ways != 0)
+      return user_error(
+          fmt::format("sub-groups of {} replicas do not hold all experts of {} alike: "
+                      "each {} replicas share them",
+                      within, what, ways),
+          where, fmt::format("choose a shard_within that {} divides", ways));
+    shards = std::max<int64_t>(1, within / ways);
+  }
+  if (copies % shards != 0)
+    return user_error(
+        fmt::format("{} is held by {} replicas in all, which do not make sub-groups of "
+                    "{}",
+                    what, copies, within),
+        where, "choose another shard_within, or leave it out");
+  return static_cast<uint32_t>(shards);
+}
+
+Result<std::vector<Replication>> replications(const Graph& graph,
+                                              const std::vector<Homes>& homes_of) {
   std::vector<Replication> result(graph.model->calls.size());
   const Strategy& strategy = *graph.strategy;
   for (size_t d = 0; d < strategy.directives.size(); ++d) {
@@ -68,9 +136,10 @@ Result<std::vector<Replication>> replications(const Graph& graph) {
       return user_error("a bucket cannot have a negative size", strategy.describe(d),
                         "give bucket_size in megabytes, or leave it out");
     PIPER_TRY(std::vector<CallId> calls, select_calls(graph, d, replicate->filter));
-    for (CallId call : calls)
-      result[call.value] = {Sharding::of(*replicate), replicate->bucket_mb,
-                            static_cast<int32_t>(d)};
+    for (CallId call : calls) {
+      PIPER_CHECK_OK(check_within(graph, d, *replicate, homes_of[call.value]));
+      result[call.value] = {Sharding::of(*replicate, d), replicate->bucket_mb};
+    }
   }
   for (size_t d = 0; d < strategy.directives.size(); ++d) {
     const auto* offload = std::get_if<Offload>(&strategy.directives[d].body);
@@ -123,9 +192,10 @@ Result<GroupId> intern_union(Graph& graph, const Homes& homes, CallId user,
 }
 
 /// Adds buckets, one for each element type among `params`.
-void add_buckets(Graph& graph, const std::string& name, GroupId group, Sharding sharding,
-                 const std::vector<ParamId>& params) {
+Result<void> add_buckets(Graph& graph, const std::string& name, GroupId group,
+                         const Sharding& sharding, const std::vector<ParamId>& params) {
   const Group its = graph.groups[group.value];
+  PIPER_TRY(const uint32_t shards, shards_on(its, sharding, "bucket " + name, *graph.strategy));
   std::map<DType, std::vector<ParamId>> by_type;
   for (ParamId param : params)
     by_type[graph.model->param(param).type.dtype].push_back(param);
@@ -134,9 +204,11 @@ void add_buckets(Graph& graph, const std::string& name, GroupId group, Sharding 
     bucket.name = by_type.size() > 1 ? name + ":" + to_string(dtype) : name;
     bucket.group = group;
     bucket.dtype = dtype;
-    bucket.shard_optimizer = sharding.optimizer;
-    bucket.shard_grads = sharding.grads;
-    bucket.shard_params = sharding.params;
+    // Parameters that are away have windows as sharded ones, also where there is one shard.
+    bucket.shards = shards;
+    bucket.shard_optimizer = shards > 1 || sharding.offload_params;
+    bucket.shard_grads = shards > 1 && sharding.grads;
+    bucket.shard_params = (shards > 1 && sharding.params) || sharding.offload_params;
     bucket.offload_optimizer = sharding.offload_optimizer;
     bucket.offload_params = sharding.offload_params;
     auto align = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
@@ -148,17 +220,33 @@ void add_buckets(Graph& graph, const std::string& name, GroupId group, Sharding 
     bucket.numel = align(bucket.numel, its.copies() * kParamAlignment);
     graph.buckets.push_back(std::move(bucket));
   }
+  return {};
+}
+
+/// Of each parameter, the calls that use it.
+using Users = std::vector<std::vector<CallId>>;
+
+Users users_of_params(const ModelSpec& model) {
+  Users users(model.params.size());
+  for (size_t c = 0; c < model.calls.size(); ++c)
+    for (ParamId param : model.calls[c].params)
+      users[param.value].push_back(CallId(c));
+  return users;
+}
+
+std::set<CallId> users_of(const Bucket& bucket, const Users& users) {
+  std::set<CallId> calls;
+  for (ParamId param : bucket.params)
+    calls.insert(users[param.value].begin(), users[param.value].end());
+  return calls;
 }
 
 Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
   const ModelSpec& model = *graph.model;
-  PIPER_TRY(std::vector<Replication> replication, replications(graph));
+  PIPER_TRY(std::vector<Replication> replication, replications(graph, homes_of));
 
   // Who holds each parameter, and the calls that use it.
-  std::vector<std::vector<CallId>> users(model.params.size());
-  for (size_t c = 0; c < model.calls.size(); ++c)
-    for (ParamId param : model.calls[c].params)
-      users[param.value].push_back(CallId(c));
+  const Users users = users_of_params(model);
   // Where calls on these groups keep a parameter.
   auto homes_for = [&](const Homes& homes, ParamId param) {
     Homes groups;
@@ -266,13 +354,9 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
           *name += fmt::format(":{}", to_string(layout));
       Sharding its = sharding;
       if (homes.size() > 1) { // as tied ones, below
-        its = {.optimizer = sharding.optimizer && graph.groups[group.value].copies() > 1,
-               .offload_optimizer = sharding.offload_optimizer};
-      } else if (graph.groups[group.value].copies() == 1) {
-        // All there is of them is one range. Parameters that are away have windows as sharded ones.
-        its.optimizer = its.params = sharding.offload_params;
-        its.grads = false;
-      } else if (sharding.offload_params && !sharding.params) {
+        its.grads = its.params = its.offload_params = false;
+      } else if (sharding.offload_params && !sharding.params &&
+                 graph.groups[group.value].copies() > 1) {
         const int32_t directive = replication[first.value].offload;
         return user_error(
             fmt::format("the parameters of {} are whole on each of {} replicas", by_segment,
@@ -285,8 +369,8 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
     }
   }
   for (const Planned& each : planned)
-    add_buckets(graph, named[each.by_segment] == 1 ? each.by_segment : each.by_call, each.group,
-                each.sharding, each.params);
+    PIPER_CHECK_OK(add_buckets(graph, named[each.by_segment] == 1 ? each.by_segment : each.by_call,
+                               each.group, each.sharding, each.params));
 
   // One logical parameter on several groups: a bucket over all who hold it, so that its gradients
   // are summed over them and it is updated alike everywhere.
@@ -294,18 +378,13 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
   tied.erase(std::unique(tied.begin(), tied.end()), tied.end());
   for (ParamId param : tied) {
     // Its holders use it at different times, so that none can gather it for all.
-    const auto all_users = [&](bool Sharding::*wish) {
-      return std::all_of(users[param.value].begin(), users[param.value].end(),
-                         [&](CallId call) { return replication[call.value].sharding.*wish; });
-    };
+    Sharding sharding{.optimizer = true, .offload_optimizer = true};
+    for (CallId call : users[param.value])
+      sharding = sharding & replication[call.value].sharding;
     const std::string& name = model.param(param).name;
     PIPER_TRY(const GroupId group,
               intern_union(graph, holders(param), users[param.value].back(), "parameter " + name));
-    add_buckets(
-        graph, "tied:" + name, group,
-        {.optimizer = all_users(&Sharding::optimizer) && graph.groups[group.value].copies() > 1,
-         .offload_optimizer = all_users(&Sharding::offload_optimizer)},
-        {param});
+    PIPER_CHECK_OK(add_buckets(graph, "tied:" + name, group, sharding, {param}));
   }
   return {};
 }
@@ -337,11 +416,7 @@ void add_bucket_nodes(Graph& graph) {
   const GroupId world = world_of(graph.groups, std::move(devices));
   const ValueRef committed{.kind = ValueKind::Committed, .at = world};
 
-  std::vector<std::vector<CallId>> users(model.params.size());
-  for (size_t c = 0; c < model.calls.size(); ++c)
-    for (ParamId param : model.calls[c].params)
-      users[param.value].push_back(CallId(c));
-
+  const Users users = users_of_params(model);
   Node commit;
   commit.id = {.op = Op::Commit, .at = world};
   commit.outputs = {committed};
@@ -349,26 +424,25 @@ void add_bucket_nodes(Graph& graph) {
   for (size_t b = 0; b < graph.buckets.size(); ++b) {
     const Bucket& bucket = graph.buckets[b];
     const auto subject = static_cast<uint32_t>(b);
-    std::set<CallId> calls;
-    for (ParamId param : bucket.params)
-      calls.insert(users[param.value].begin(), users[param.value].end());
-    std::vector<ValueRef> grads;
-    for (CallId call : calls)
+    std::vector<ValueRef> grads; // what says that they are there, as far as they are summed
+    for (CallId call : users_of(bucket, users))
       grads.insert(grads.end(), made[call.value].begin(), made[call.value].end());
 
     std::vector<Node> nodes;
-    if (graph.groups[bucket.group.value].copies() > 1) {
-      Node reduce;
-      reduce.id = {.op = bucket.shard_optimizer ? Op::ReduceScatter : Op::AllReduce,
-                   .subject = subject,
-                   .at = bucket.group};
-      reduce.inputs = std::move(grads);
-      reduce.outputs = {{.kind = ValueKind::Reduced, .subject = subject, .at = bucket.group}};
-      commit.inputs.push_back(reduce.outputs.front());
-      nodes.push_back(std::move(reduce));
-    } else {
-      commit.inputs.insert(commit.inputs.end(), grads.begin(), grads.end());
-    }
+    auto reduce = [&](Op op, ValueKind kind) {
+      Node node;
+      node.id = {.op = op, .subject = subject, .at = bucket.group};
+      node.inputs = std::move(grads);
+      node.outputs = {{.kind = kind, .subject = subject, .at = bucket.group}};
+      grads = node.outputs;
+      nodes.push_back(std::move(node));
+    };
+    const bool across = graph.groups[bucket.group.value].copies() > bucket.shards;
+    if (bucket.shards > 1)
+      reduce(Op::ReduceScatter, across ? ValueKind::Scattered : ValueKind::Reduced);
+    if (across)
+      reduce(Op::AllReduce, ValueKind::Reduced);
+    commit.inputs.insert(commit.inputs.end(), grads.begin(), grads.end());
     Node update;
     update.id = {.op = Op::Update, .subject = subject, .at = bucket.group};
     update.inputs = {committed};

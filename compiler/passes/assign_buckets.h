@@ -1,6 +1,8 @@
 // Collects parameters into flat buckets, by holder and by size, and adds what happens to them once
-// per iteration: reduction, Commit, Update, and with shard_optimizer (ZeRO-1, arXiv 1910.02054) the
-// reduce-scatter and all-gather in place of the all-reduce.
+// per iteration: reduction, Commit, Update. With shard_optimizer (ZeRO-1, arXiv 1910.02054) a
+// reduce-scatter and an all-gather come in place of the all-reduce; with shard_within (MiCS, arXiv
+// 2205.00119; hybrid sharding, arXiv 2304.11277) these stay within sub-groups, and shards are
+// all-reduced across them.
 #pragma once
 
 #include "compiler/passes/pass.h"

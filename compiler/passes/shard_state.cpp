@@ -36,6 +36,10 @@ public:
         order_[graph.groups[node->id.at.value].devices].push_back(node);
     added_.resize(graph.buckets.size());
     reduced_.resize(graph.buckets.size());
+    once_.resize(graph.buckets.size());
+    for (const Node* node : index_.nodes())
+      if (replaced(*node))
+        once_[node->id.subject] = node->outputs.front();
   }
 
   Result<Graph> run() {
@@ -48,6 +52,11 @@ public:
   }
 
 private:
+  /// A reduction an iteration, in place of which come those of the windows.
+  bool replaced(const Node& node) const {
+    return node.id.op == Op::ReduceScatter && graph_.buckets[node.id.subject].shard_grads;
+  }
+
   /// Of each bucket, by `prefetch`.
   Result<std::vector<int64_t>> distances() const {
     std::vector<int64_t> distance(graph_.buckets.size(), kDefaultPrefetch);
@@ -160,8 +169,8 @@ private:
       zero.outputs = {zeroed};
       scatter.id = scatter_id(window.bucket, window.number, at);
       scatter.inputs = {zeroed};
-      scatter.outputs = {
-          {.kind = ValueKind::Reduced, .subject = window.bucket, .part = window.number, .at = at}};
+      scatter.outputs = {once_[window.bucket]};
+      scatter.outputs.front().part = window.number;
       if (window.number > 0)
         zero.after.push_back({.before = scatter_id(window.bucket, window.number - 1, at)});
       if (w >= kWholeGradients) { // a slow reduction holds up the backward, not the memory
@@ -206,12 +215,11 @@ private:
           node.inputs.insert(node.inputs.end(), more->second.begin(), more->second.end());
         if (is_bucket_op(node.id.op))
           bucket = node.id.subject;
-        if (node.id.op == Op::Commit)
-          expect_windows(node);
+        expect_windows(node);
         if (node.id.op == Op::Update && graph_.buckets[bucket].shard_params &&
             !added_[bucket].empty())
           node.after.push_back({.before = last_release(bucket)});
-        if (node.id.op != Op::ReduceScatter || !graph_.buckets[node.id.subject].shard_grads)
+        if (!replaced(node))
           nodes.push_back(std::move(node));
       }
       if (bucket != UINT32_MAX) {
@@ -234,14 +242,14 @@ private:
   }
 
   /// In place of one reduction a bucket, those of its windows.
-  void expect_windows(Node& commit) const {
+  void expect_windows(Node& reader) const {
     std::vector<ValueRef> inputs;
-    for (const ValueRef& ref : commit.inputs)
-      if (ref.kind == ValueKind::Reduced && graph_.buckets[ref.subject].shard_grads)
+    for (const ValueRef& ref : reader.inputs)
+      if (ref.subject < once_.size() && ref == once_[ref.subject])
         inputs.insert(inputs.end(), reduced_[ref.subject].begin(), reduced_[ref.subject].end());
       else
         inputs.push_back(ref);
-    commit.inputs = std::move(inputs);
+    reader.inputs = std::move(inputs);
   }
 
   const Graph& graph_;
@@ -252,6 +260,7 @@ private:
   std::vector<int64_t> distance_;              ///< of each bucket
   std::vector<std::vector<Node>> added_;       ///< of each bucket
   std::vector<std::vector<ValueRef>> reduced_; ///< of each bucket, by window
+  std::vector<ValueRef> once_; ///< of each bucket, what its replaced reduction makes
   std::unordered_map<const Node*, std::vector<ValueRef>> more_inputs_; ///< of compute
 };
 

@@ -36,13 +36,13 @@ struct RoleTraffic {
 
 using Key = std::vector<uint64_t>;
 
-/// Its group and kind, and the classes of its members.
+/// Its group and stride, and the classes of its members.
 template <class ClassOf> Key team_key(const PlanSet& plans, const Team& team, ClassOf class_of) {
   Key key;
   for (DeviceIndex device : plans.members(team))
     key.push_back(class_of(device));
   std::sort(key.begin(), key.end());
-  key.insert(key.end(), {team.group.value, static_cast<uint64_t>(team.kind)});
+  key.insert(key.end(), {team.group.value, team.stride});
   return key;
 }
 
@@ -94,7 +94,7 @@ private:
         traffic.transfers.push_back(&each);
       if (!is_collective(each.op))
         continue;
-      // Teams of one kind use links alike, but for the levels, which `start` looks at.
+      // Teams that are cut alike use links alike, but for the levels, which `start` looks at.
       const auto kind = collective_kind(plans_, each);
       const Team first = plans_.team_of(each, 0);
       const double bytes = collective_bytes(plans_, plan, each);
@@ -124,8 +124,8 @@ private:
       for (const Instruction* each : traffic.transfers)
         key.push_back(cluster_.level_between(devices_[d], ranks_.peer(devices_[d], *each)));
       for (const Instruction* each : traffic.collectives) {
-        const auto rank = static_cast<size_t>(
-            plans_.place_in(team(*each, d), static_cast<int>(ranks_.of(each->group, devices_[d]))));
+        const size_t rank =
+            team(*each, d).place_of(static_cast<int>(ranks_.of(each->group, devices_[d])));
         for (const Phase& phase : collective(*each, d).phases) {
           key.push_back(phase.members[rank].size());
           for (const PortUse& use : phase.members[rank])
@@ -262,6 +262,8 @@ std::optional<CollectiveKind> collective_kind(const PlanSet& plans,
 double collective_bytes(const PlanSet& plans, const Plan& plan, const Instruction& instruction) {
   if (instruction.op == Opcode::Commit)
     return 8;
+  if (instruction.op == Opcode::AllReduce) // of a shard
+    return bucket_bytes(plans, instruction) / plans.buckets[instruction.buckets.at(0).value].shards;
   if (instruction.op != Opcode::Redistribute)
     return bucket_bytes(plans, instruction);
   // The larger end has the whole array.

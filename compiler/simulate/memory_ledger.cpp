@@ -66,9 +66,8 @@ MemoryLayout::MemoryLayout(const PlanSet& plans, RoleId role, const ModelSpec& m
   for (const Bucket& bucket : plans.buckets) {
     if (std::find(groups.begin(), groups.end(), bucket.group) == groups.end())
       continue;
-    const int64_t ranks = plans.groups[bucket.group.value].copies();
     const auto hold = [&](Holding holding, StateKind kind, int64_t arrays) {
-      const int64_t elements = is_sharded(bucket, kind) ? bucket.numel / ranks : bucket.numel;
+      const int64_t elements = is_sharded(bucket, kind) ? bucket.shard_numel() : bucket.numel;
       state_[static_cast<size_t>(holding)] += arrays * elements * size_of(bucket.dtype);
     };
     if (!bucket.offload_params)

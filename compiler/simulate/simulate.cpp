@@ -223,9 +223,7 @@ private:
       double elements = 0;
       for (BucketId id : each.buckets) {
         const Bucket& bucket = plans_.buckets[id.value];
-        const int ranks = plans_.groups[bucket.group.value].copies();
-        elements += static_cast<double>(bucket.numel) /
-                    (bucket.shard_optimizer ? static_cast<double>(ranks) : 1);
+        elements += static_cast<double>(bucket.shard_numel());
       }
       return costs_.update * elements;
     }
@@ -595,8 +593,7 @@ private:
 
   /// Of a member in its own team: teams of one number use links alike.
   size_t place(const Gathering& its, DeviceIndex device) const {
-    return static_cast<size_t>(
-        plans_.place_in(its.team, static_cast<int>(ranks_.of(its.team.group, device))));
+    return its.team.place_of(static_cast<int>(ranks_.of(its.team.group, device)));
   }
 
   void move_phase(uint32_t g) {

@@ -122,16 +122,19 @@ Result<Strategy> build_strategy(const ModelSpec& model, const Schedule& schedule
               "known names: single, dp:N, zero1:N, zero2:N, zero3:N, tp:N, sp:N, ep:N, {}; join "
               "them with x, as in dp:2x1f1b:4",
               schedule_names()));
-    if (!is_schedule(atom.name) && !atom.options.empty())
-      return user_error(
-          fmt::format("{} has no option '{}'", atom.name, atom.options.begin()->first), "",
-          "options belong to schedules, as in interleaved:4,v=3");
+    for (const auto& [option, value] : atom.options)
+      if (!is_schedule(atom.name) && !(zero > 0 && option == "within"))
+        return user_error(fmt::format("{} has no option '{}'", atom.name, option), "",
+                          "options belong to schedules, as in interleaved:4,v=3, and to sharding, "
+                          "as in zero3:4,within=2");
     if (pipeline) {
       pipelined = &atom;
     } else if (data) {
       replicated = &atom;
       shape.replicas *= atom.count;
       shape.zero = zero;
+      if (const auto within = atom.options.find("within"); within != atom.options.end())
+        shape.shard_within = within->second;
     } else if (tensor) {
       tensors = &atom;
       shape.tensor = atom.count;

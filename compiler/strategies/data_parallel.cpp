@@ -25,7 +25,8 @@ void PipelineShape::place(Strategy& strategy, const Filter& filter,
                         .devices = devices,
                         .shard_optimizer = zero >= 1,
                         .shard_grads = zero >= 2,
-                        .shard_params = zero >= 3});
+                        .shard_params = zero >= 3,
+                        .shard_within = shard_within});
   else if (tensor == 1)
     strategy.place(filter, devices);
   std::vector<std::string> with_experts;

@@ -22,6 +22,7 @@ struct PipelineShape {
   /// ZeRO over the replicas (arXiv 1910.02054): what each keeps only its range of. 1: the
   /// optimizer's state; 2: also the gradients; 3: also the parameters.
   int zero = 0;
+  int shard_within = 0;             ///< replicas of a sub-group that shares them out; 0: all
   const CostModel* costs = nullptr; ///< by which stages are balanced: see cut_stages
 
   /// The devices of a rank, each replica's in a row.

@@ -121,6 +121,36 @@ TEST_CASE("stages with different numbers of replicas") {
   CHECK_THAT(error.message, Contains("2 and 1 replicas"));
 }
 
+TEST_CASE("sub-groups that shard nothing, or do not divide the replicas") {
+  const auto within = [](const std::string& rest) {
+    return error_of(R"([{"op": "replicate", "filter": {}, "devices": [0, 1, 2, 3], )" + rest +
+                    "}]");
+  };
+  Error error = within(R"("shard_within": 2)");
+  CHECK(error.message == "shard_within is given, but nothing is sharded");
+  CHECK_THAT(error.where, Contains("directive 0 (replicate), bad.json:1"));
+  CHECK_THAT(error.hint, Contains("shard_optimizer (ZeRO-1)"));
+  CHECK(within(R"("shard_params": true, "shard_within": 1)").message ==
+        "sub-groups of 1 replica shard nothing");
+  error = within(R"("shard_grads": true, "shard_within": 3)");
+  CHECK(error.message == "4 replicas do not make sub-groups of 3");
+  CHECK_THAT(error.hint, Contains("divides 4"));
+  // Each two of six replicas share the experts: a sub-group of three has some once, some twice.
+  auto model = std::make_shared<ir::ModelSpec>(*load_model("sharded"));
+  model->batch = 12;
+  const auto strategy = ir::Strategy()
+                            .replicate({.filter = {},
+                                        .devices = {0, 1, 2, 3, 4, 5},
+                                        .shard_optimizer = true,
+                                        .shard_within = 3})
+                            .shard({{"call", "experts"}}, {0, 1, 2, 3, 4, 5}, 2);
+  const auto compiled = compiler::compile(std::move(model), strategy, {});
+  REQUIRE_FALSE(compiled.ok());
+  CHECK_THAT(compiled.error().message,
+             Contains("sub-groups of 3 replicas do not hold all experts"));
+  CHECK_THAT(compiled.error().hint, Contains("that 2 divides"));
+}
+
 TEST_CASE("orders that contradict each other, or the data flow") {
   const std::string start =
       std::string("[") + kPlaceAll +
@@ -181,6 +211,9 @@ TEST_CASE("schedules that cannot be built") {
   CHECK_THAT(with("interleaved:2,v=0", 4).hint, Contains("interleaved:2,v=2"));
   CHECK_THAT(with("interleaved:2,v=1", 4).hint, Contains("use 2 or more"));
   CHECK_THAT(with("dp:2,v=2", 4).message, Contains("dp has no option 'v'"));
+  CHECK_THAT(with("dp:2,within=2", 4).message, Contains("dp has no option 'within'"));
+  CHECK_THAT(with("dp:2,within=2", 4).hint, Contains("zero3:4,within=2"));
+  CHECK_THAT(with("zero1:4,within=3", 4).message, Contains("do not make sub-groups of 3"));
   CHECK_THAT(with("dualpipe:3", 6).hint, Contains("use 2 or 4"));
   CHECK_THAT(with("table", 4).message, Contains("the schedule 'table' has no table"));
 }

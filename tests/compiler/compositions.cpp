@@ -57,7 +57,7 @@ private:
     const std::string data =
         shards ? one_of({"tp:2", "tp:2", "sp:2", "sp:2", "ep:2", "ep:2", "tp:2xdp:2",
                          "sp:2xzero3:2", "ep:2xdp:2", "ep:2xzero2:2", "ep:4", "sp:4"})
-               : one_of({"", "", "dp:2", "zero1:2", "zero2:2", "zero3:2"});
+               : one_of({"", "", "dp:2", "zero1:2", "zero2:2", "zero3:2,within=2", "zero3:2"});
     std::string pipeline = one_of({"gpipe", "1f1b", "interleaved", "loopedbfs", "zbh1", "zbh2",
                                    "zb1p", "zbv", "vhalf", "vmin", "dualpipe", "dualpipev"}) +
                            fmt::format(":{}", 1 + pick(data.empty() ? 4 : 2));
@@ -72,7 +72,7 @@ private:
   }
 
   void by_hand() {
-    uint32_t replicas = std::min(devices_, one_of<uint32_t>({1, 1, 1, 2, 2, 3}));
+    uint32_t replicas = std::min(devices_, one_of<uint32_t>({1, 1, 1, 2, 2, 3, 4}));
     if (!with_experts_.empty() && one_in(2)) {
       replicas = one_of<uint32_t>({2, 2, 4});
       experts_ = one_of<uint32_t>({2, 2, replicas});
@@ -131,6 +131,8 @@ private:
     replicate.shard_optimizer = one_in(3);
     replicate.shard_grads = one_in(3);
     replicate.shard_params = one_in(3);
+    if (one_in(4) && (replicate.shard_optimizer || replicate.shard_grads || replicate.shard_params))
+      replicate.shard_within = 2;
     replicate.bucket_mb = one_of({0.0, 0.0003, 0.002});
     if (one_in(4))
       replicate.reduce_stream = "sums";

@@ -73,6 +73,9 @@ std::vector<GoodPlans> corpus() {
           .fuse({{"PASS", "BW"}, {"layer", std::vector<int64_t>{2, 3}}}));
   add("zero2:2x1f1b:2, skip", skip, named("zero2:2x1f1b:2", 4));
   add("zero3:2x1f1b:2, skip", skip, named("zero3:2x1f1b:2", 4));
+  add("zero1:4, within 2", four, named("zero1:4,within=2", 4));
+  add("zero2:4, within 2x1f1b:2", four, named("zero2:4,within=2x1f1b:2", 8));
+  add("zero3:4, within 2, skip", skip, named("zero3:4,within=2", 4));
   const Replicate sharded{.filter = {},
                           .devices = {0, 1},
                           .shard_grads = true,

@@ -15,15 +15,14 @@ using State = std::map<std::tuple<DeviceIndex, Epoch, uint32_t, StateKind>, std:
 const std::vector<StateKind> kKinds = {StateKind::Param, StateKind::Moment1, StateKind::Moment2,
                                        StateKind::Step};
 
-std::pair<int64_t, int64_t> kept(const PlanSet& plans, const Bucket& bucket, StateKind kind,
-                                 size_t rank) {
+std::pair<int64_t, int64_t> kept(const Bucket& bucket, StateKind kind, size_t rank) {
   if (kind == StateKind::Step)
     return {0, 1};
-  if (!bucket.shard_optimizer || kind == StateKind::Param)
+  if (!(kind == StateKind::Param ? bucket.shard_params : bucket.shard_optimizer))
     return {0, bucket.numel};
-  const auto share =
-      bucket.numel / static_cast<int64_t>(plans.groups[bucket.group.value].devices.size());
-  return {static_cast<int64_t>(rank) * share, static_cast<int64_t>(rank + 1) * share};
+  const auto shard = static_cast<int64_t>(rank % bucket.shards),
+             share = bucket.numel / bucket.shards;
+  return {shard * share, (shard + 1) * share};
 }
 
 /// The number that element `k` of a parameter's array has, wherever it lies.
@@ -42,7 +41,7 @@ template <class Fn> void for_each(const PlanSet& plans, const ModelSpec& model, 
           fn(devices[rank], b, kind, bucket.params[0], 0, 0);
           continue;
         }
-        const auto [begin, end] = kept(plans, bucket, kind, rank);
+        const auto [begin, end] = kept(bucket, kind, rank);
         for (size_t i = 0; i < bucket.params.size(); ++i)
           for (int64_t k = 0; k < model.param(bucket.params[i]).type.numel(0); ++k)
             if (const int64_t at = bucket.offsets[i] + k; at >= begin && at < end)
@@ -89,10 +88,11 @@ PlanSet plans_of(std::shared_ptr<const ModelSpec> model, const std::string& stra
 
 TEST_CASE("state arrives whole, for every pair of layouts") {
   for (const auto& model : {chain(5, 8), load_model("tied")})
-    for (const std::string from :
-         {"single", "dp:2", "dp:4", "zero1:4", "1f1b:2", "dp:2x1f1b:2", "zero1:2x1f1b:2"})
+    for (const std::string from : {"single", "dp:2", "dp:4", "zero1:4", "zero1:4,within=2",
+                                   "zero3:4,within=2", "1f1b:2", "dp:2x1f1b:2", "zero1:2x1f1b:2"})
       for (const std::string to :
-           {"single", "dp:4", "zero1:2", "zero1:4", "gpipe:3", "1f1b:4", "zero1:2x1f1b:2"}) {
+           {"single", "dp:4", "zero1:2", "zero1:4", "zero2:4,within=2", "zero3:4,within=2",
+            "zero3:4", "gpipe:3", "1f1b:4", "zero1:2x1f1b:2"}) {
         INFO(model->name << ": " << from << " to " << to);
         if (model->calls.size() < 5 && to == "1f1b:4")
           continue; // as many stages as calls: covered by the longer chain
@@ -126,6 +126,11 @@ TEST_CASE("nothing is sent that a device has already") {
                                                plans_of(model, "1f1b:4", 1), *model, kKinds);
   REQUIRE(migration.ok());
   CHECK(run(*migration, state) == 0);
+  // Within sub-groups of two, each device has half of everything.
+  migration = compiler::compile_migration(plans_of(model, "zero3:4,within=2", 0),
+                                          plans_of(model, "dp:4", 1), *model, kKinds);
+  REQUIRE(migration.ok());
+  CHECK(run(*migration, state) == 4 * 3 * 4 * 64 / 2);
   // One device to two stages: the second stage's parameters and moments, and its step count.
   migration = compiler::compile_migration(plans_of(model, "single", 0),
                                           plans_of(model, "1f1b:2", 1), *model, kKinds);

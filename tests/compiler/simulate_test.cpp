@@ -66,14 +66,15 @@ int64_t live_microbatches(const DeviceReport& device) {
       static_cast<double>(device.at_peak[static_cast<size_t>(Holding::Activations)]) / 1e6);
 }
 
-/// Data parallel over `ranks`, sharded as ZeRO of this stage (0: not at all).
-Strategy zero(int stage, int ranks, int64_t microbatches) {
+/// Data parallel over `ranks`, sharded as ZeRO of this stage (0: not at all), within sub-groups.
+Strategy zero(int stage, int ranks, int64_t microbatches, int64_t within = 0) {
   Replicate replicate{.filter = {}};
   for (int rank = 0; rank < ranks; ++rank)
     replicate.devices.push_back(static_cast<DeviceIndex>(rank));
   replicate.shard_optimizer = stage >= 1;
   replicate.shard_grads = stage >= 2;
   replicate.shard_params = stage >= 3;
+  replicate.shard_within = within;
   replicate.bucket_mb = 1e-9; // a layer each
   return Strategy().split({}, microbatches).replicate(replicate);
 }
@@ -235,8 +236,9 @@ TEST_CASE("devices that share cores slow each other down") {
 }
 
 TEST_CASE("one device of each class says what all devices say") {
-  for (const char* schedule : {"dp:4", "zero1:4", "1f1b:4", "dp:2x1f1b:4", "dp:4x1f1b:2",
-                               "dp:8x1f1b:2", "zero1:4xgpipe:3", "zero2", "zero3"})
+  for (const char* schedule :
+       {"dp:4", "zero1:4", "1f1b:4", "dp:2x1f1b:4", "dp:4x1f1b:2", "dp:8x1f1b:2", "zero1:4xgpipe:3",
+        "zero2", "zero3", "zero1:8,within=2", "zero3:8,within=4x1f1b:2"})
     for (Algorithm algorithm : {Algorithm::Direct, Algorithm::Ring, Algorithm::Halving,
                                 Algorithm::Hierarchical, Algorithm::Auto}) {
       CAPTURE(schedule, to_string(algorithm));
@@ -452,6 +454,21 @@ TEST_CASE("a rank sends what the formulas say") {
           simulate_ok(compiled.plans, *model, unit_costs(*model), free_links());
       for (const DeviceReport& device : simulation.devices)
         check_near(device.sent, (times * params + commit) * (n - 1) / n);
+    }
+  // Hybrid: the same within sub-groups of k, and an all-reduce of a shard across the n/k of them.
+  for (const auto& [stage, times] : {std::pair(1, 2), std::pair(2, 2), std::pair(3, 3)})
+    for (const auto& [n, k] : {std::pair(4, 2), std::pair(8, 2), std::pair(8, 4)}) {
+      CAPTURE(stage, n, k);
+      const Compiled compiled = compile_ok(model, zero(stage, n, 1, k));
+      const Simulation simulation =
+          simulate_ok(compiled.plans, *model, unit_costs(*model), free_links());
+      const double groups = n / k;
+      double padded = 0;
+      for (const Bucket& bucket : compiled.plans.buckets)
+        padded += static_cast<double>(bucket.numel * size_of(bucket.dtype));
+      for (const DeviceReport& device : simulation.devices)
+        check_near(device.sent, times * padded * (k - 1) / k +
+                                    2 * padded / k * (groups - 1) / groups + commit * (n - 1) / n);
     }
 }
 

@@ -66,18 +66,22 @@ struct Failure : std::runtime_error {
 };
 
 /// A parameter's array on one device: the whole, or one of `pieces`. It is in as many parts as its
-/// bucket's group has copies. Of a sharded array only the own part is kept; the others are absent,
-/// but for windows.
+/// bucket's group has copies; a shard is some of them in a row. Of a sharded array only those of
+/// the own shard are kept; the others are absent, but for windows.
 struct ParamState {
   BucketId bucket;
   int64_t piece = 0, pieces = 1;
-  size_t own = 0;
+  size_t copy = 0, shards = 1;
   bool counts = true; ///< in the norm
   std::vector<uint32_t> param;
   std::vector<Form> grad;
   bool shard_params = false, shard_grads = false;
   std::optional<std::vector<Form>> window; ///< whole gradients of sharded ones
   bool gathered = false;                   ///< memory for the whole of a sharded parameter
+  size_t parts_of_shard() const { return param.size() / shards; }
+  bool owns(size_t part) const { return part / parts_of_shard() == copy % shards; }
+  /// The one of its shard's parts that it counts, and none other of those who own that shard.
+  size_t counted() const { return copy % shards * parts_of_shard() + copy / shards; }
 };
 
 /// What an instruction has read, and what it will write when it ends.
@@ -156,14 +160,15 @@ private:
           held = {.bucket = BucketId(b),
                   .piece = group.part(rank),
                   .pieces = group.parts(),
-                  .own = static_cast<size_t>(group.copy(rank)),
+                  .copy = group.copy(rank),
+                  .shards = set_.buckets[b].shards,
                   .counts = group.counts(rank),
                   .param = std::vector<uint32_t>(copies, initial(param, group, rank)),
                   .grad = std::vector<Form>(copies),
                   .shard_params = set_.buckets[b].shard_params,
                   .shard_grads = set_.buckets[b].shard_grads};
           if (held.shard_params)
-            leave_own_part(held);
+            leave_own_parts(held);
         }
       }
       for (size_t s = 0; s < device.plan->streams.size(); ++s)
@@ -394,13 +399,13 @@ private:
       return collective(stream, each);
     case Opcode::Gather:
       for_bucket(stream, [&](ParamState& held) {
-        leave_own_part(held);
+        leave_own_parts(held);
         held.gathered = true;
       });
       return collective(stream, each);
     case Opcode::Release:
       return for_bucket(stream, [&](ParamState& held) {
-        leave_own_part(held);
+        leave_own_parts(held);
         held.gathered = false;
       });
     case Opcode::ZeroGrads:
@@ -421,9 +426,9 @@ private:
     for (ParamId param : set_.buckets[instruction(stream).buckets[0].value].params)
       work(state(stream, param));
   }
-  void leave_own_part(ParamState& held) {
+  void leave_own_parts(ParamState& held) {
     for (size_t part = 0; part < held.param.size(); ++part)
-      if (part != held.own)
+      if (!held.owns(part))
         held.param[part] = terms_.of({kAbsent});
   }
 
@@ -655,7 +660,7 @@ private:
       ParamState& held = state(stream, param);
       for (size_t part = 0; part < held.param.size(); ++part) {
         running.grads[{param.value, part}] = {};
-        if (bucket.shard_optimizer && part != held.own)
+        if (!held.owns(part))
           continue;
         const uint32_t gradient = terms_.of(of_piece(held, held.grad[part]));
         running.applied[{param.value, part}] = gradient;
@@ -732,6 +737,9 @@ private:
     const int rank = each.group ? set_.rank_in(each.group, devices_[stream.device].index) : -1;
     if (rank < 0)
       fail(stream, "is in a group that the device is not in");
+    if (is_bucket_op(each.op) &&
+        (each.buckets.empty() || set_.buckets[each.buckets[0].value].group != each.group))
+      fail(stream, "has no bucket of its group");
     return set_.members(set_.team_of(each, rank));
   }
 
@@ -755,7 +763,7 @@ private:
     else if (each.op == Opcode::Redistribute)
       move(all, members, each);
     else
-      exchange(all, members, each);
+      exchange(all, each);
     for (Stream* other : all)
       other->running->complete = true;
   }
@@ -834,9 +842,10 @@ private:
       for (BucketId bucket : instruction(*stream).buckets)
         for (ParamId param : set_.buckets[bucket.value].params) {
           const ParamState& held = state(*stream, param);
+          const size_t part = held.counted();
           if (held.counts)
-            counted.push_back({int64_t{param.value}, held.piece, static_cast<int64_t>(held.own),
-                               int64_t{terms_.of(held.grad[held.own])}});
+            counted.push_back({int64_t{param.value}, held.piece, static_cast<int64_t>(part),
+                               int64_t{terms_.of(held.grad[part])}});
         }
     std::sort(counted.begin(), counted.end());
     std::vector<int64_t> key = {kNorm};
@@ -847,10 +856,7 @@ private:
       stream->running->norm = norm;
   }
 
-  void exchange(const std::vector<Stream*>& all, const std::vector<DeviceIndex>& members,
-                const Instruction& each) {
-    if (each.buckets.empty())
-      fail(*all[0], "has no bucket");
+  void exchange(const std::vector<Stream*>& all, const Instruction& each) {
     if (each.op == Opcode::ReduceScatter && set_.buckets[each.buckets[0].value].shard_grads)
       return shard_gradients(all);
     const bool gathers = each.op == Opcode::AllGather || each.op == Opcode::Gather;
@@ -860,22 +866,19 @@ private:
         for (Stream* stream : all)
           add(sum, state(*stream, param).grad[part]);
         sum = joined(terms_, sum, Layout::Partial);
-        if (each.op != Opcode::AllReduce && part >= members.size())
-          fail(*all[0], "has fewer members than parts");
         for (Stream* stream : all) {
-          const DeviceIndex index = devices_[stream->device].index;
           if (gathers) {
             for (Stream* owner : all)
-              if (devices_[owner->device].index == members[part] && owner != stream)
+              if (state(*owner, param).owns(part) && owner != stream)
                 stream->running->params[{param.value, part}] = state(*owner, param).param[part];
-          } else if (each.op == Opcode::AllReduce || members[part] == index) {
+          } else if (state(*stream, param).owns(part)) {
             stream->running->grads[{param.value, part}] = sum;
           }
         }
       }
   }
 
-  /// Each member adds the sum of its own part to what it keeps, and lets the whole go.
+  /// Each member adds the sum of its own parts to what it keeps, and lets the whole go.
   void shard_gradients(const std::vector<Stream*>& all) {
     const Bucket& bucket = set_.buckets[instruction(*all[0]).buckets[0].value];
     for (ParamId param : bucket.params) {
@@ -884,12 +887,16 @@ private:
           fail(*stream, "needs gradients that are not whole");
       for (Stream* stream : all) {
         ParamState& held = state(*stream, param);
-        Form sum;
-        for (Stream* other : all)
-          add(sum, (*state(*other, param).window)[held.own]);
-        sum = joined(terms_, sum, Layout::Partial);
-        add(sum, held.grad[held.own]);
-        stream->running->grads[{param.value, held.own}] = std::move(sum);
+        for (size_t part = 0; part < held.grad.size(); ++part) {
+          if (!held.owns(part))
+            continue;
+          Form sum;
+          for (Stream* other : all)
+            add(sum, (*state(*other, param).window)[part]);
+          sum = joined(terms_, sum, Layout::Partial);
+          add(sum, held.grad[part]);
+          stream->running->grads[{param.value, part}] = std::move(sum);
+        }
       }
       for (Stream* stream : all)
         state(*stream, param).window.reset();
@@ -909,10 +916,10 @@ private:
         if (held.window)
           throw Failure(fmt::format("the whole gradient of {} is left behind", param_name));
         for (size_t part = 0; part < held.param.size(); ++part) {
-          const bool kept = !held.shard_params || part == held.own;
+          const bool kept = !held.shard_params || held.owns(part);
           if (!kept && held.param[part] != terms_.of({kAbsent}))
             throw Failure(fmt::format("all of {} is left behind", param_name));
-          // Which rank keeps a part that only one keeps makes no difference.
+          // Which ranks keep a part that not all keep makes no difference.
           const std::string name = held.shard_params ? fmt::format("{}, part {}", param_name, part)
                                                      : fmt::format("{} of device {}, part {}",
                                                                    param_name, device.index, part);

@@ -167,6 +167,7 @@ TEST_CASE("a graph's fingerprint covers what stands beside the regions") {
   differs([](Graph& g) { g.buckets[0].offsets = {16}; });
   differs([](Graph& g) { g.buckets[0].numel = 160; });
   differs([](Graph& g) { g.buckets[0].shard_optimizer = true; });
+  differs([](Graph& g) { g.buckets[0].shards = 2; });
   differs([](Graph& g) { g.regions.pop_back(); });
   differs([](Graph& g) { std::swap(g.regions[0], g.regions[1]); });
 }

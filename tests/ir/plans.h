@@ -99,7 +99,7 @@ inline std::string replicated_plans() {
   return fmt::format("plans train epoch 0 model {} batch 16 microbatches 1 world g0\n{}",
                      chain_spec(1)->fingerprint().to_string(),
                      R"(group g0 devices 0, 1 replicated
-bucket layer=0 on g0 f32 numel 32 shard_optimizer
+bucket layer=0 on g0 f32 numel 32 shards 2 shard_optimizer
   param p0 at 0
 edge 0 "reduce-scatter layer=0 on g0"
 edge 1 "commit on g0"

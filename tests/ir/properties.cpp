@@ -153,6 +153,7 @@ DirectiveBody directive() {
     return Replicate{.filter = filter(),
                      .devices = devices(),
                      .shard_optimizer = flag(),
+                     .shard_within = number(0, 3),
                      .bucket_mb = one_of(sizes),
                      .reduce_stream = name(),
                      .gather_stream = name()};
@@ -256,6 +257,7 @@ std::vector<Bucket> buckets() {
     for (size_t i = 0; i < bucket.params.size(); ++i)
       bucket.offsets.push_back(number(0, 1000));
     bucket.numel = number(0, 5000);
+    bucket.shards = static_cast<uint32_t>(number(1, 4));
     bucket.shard_optimizer = flag();
     out.push_back(std::move(bucket));
   }

@@ -31,7 +31,7 @@ std::string directive_error(const std::string& op, const std::string& rest) {
 const char* kEveryDirective = R"([
   {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 4},
   {"op": "place", "filter": {"layer": 0}, "devices": [0, 1], "stream": "side"},
-  {"op": "replicate", "filter": {"layer": [1, 2]}, "devices": [0, 1], "shard_optimizer": true, "bucket_mb": 2.5, "reduce_stream": "r", "gather_stream": "g"},
+  {"op": "replicate", "filter": {"layer": [1, 2]}, "devices": [0, 1, 2, 3], "shard_optimizer": true, "shard_within": 2, "bucket_mb": 2.5, "reduce_stream": "r", "gather_stream": "g"},
   {"op": "order", "filters": [[{"MB": 0}, {"MB": "*", "PASS": "F"}], [{"PASS": "B"}]]},
   {"op": "overlap", "a": {"PASS": "F"}, "b": {"PASS": "B", "layer": null}},
   {"op": "fuse", "filter": {"PASS": "REDUCE", "call": ["a", "b"]}},
@@ -51,8 +51,9 @@ TEST_CASE("the builder and the JSON file are two spellings of one strategy") {
   built.split({}, 4)
       .place({{"layer", 0}}, {0, 1}, "side")
       .replicate({.filter = {{"layer", std::vector<int64_t>{1, 2}}},
-                  .devices = {0, 1},
+                  .devices = {0, 1, 2, 3},
                   .shard_optimizer = true,
+                  .shard_within = 2,
                   .bucket_mb = 2.5,
                   .reduce_stream = "r",
                   .gather_stream = "g"})
@@ -175,6 +176,8 @@ TEST_CASE("wrong keys and types are named with what was wanted") {
         "\"bucket_mb\" must be a size in MB above 0, found \"big\"");
   CHECK(directive_error("replicate", "\"filter\": {}, \"device\": 0, \"shard_grads\": 1") ==
         "\"shard_grads\" must be true or false, found 1");
+  CHECK(directive_error("replicate", "\"filter\": {}, \"device\": 0, \"shard_within\": 0") ==
+        "\"shard_within\" must be a number of replicas, 1 or more, found 0");
   CHECK(directive_error("order", "\"filters\": [[{}]]") ==
         "\"filters\" must be a list of two groups of filters or more, found [[{}]]");
   CHECK(directive_error("order", "\"filters\": [[{}], []]") ==

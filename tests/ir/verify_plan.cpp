@@ -228,14 +228,14 @@ TEST_CASE("gradients are summed, committed and applied once, in that order") {
   CHECK(replicated("free s2, s4 record e0\n  reduce-scatter edge 0 buckets b0 as g0 over g0 stream "
                    "reduce wait e0 record e1\n  commit edge 1 buckets b0 as g0 over g0 wait e1",
                    "free s2, s4\n  commit edge 1 buckets b0 as g0 over g0") ==
-        "role g0: bucket layer=0 is not summed over its group");
+        "role g0: no reduce-scatter sums the gradients of bucket layer=0");
   CHECK(replicated("over g0 wait e1", "over g0") ==
         "role g0, reduce-scatter layer=0: the commit does not wait for it");
   CHECK(replicated("stream reduce wait e0", "stream reduce") ==
         "role g0, B l0..loss @0: reduce-scatter layer=0 does not wait for it, though it adds to "
         "bucket layer=0");
   CHECK(replicated("  reduce-scatter", "  all-reduce") ==
-        "role g0, all-reduce layer=0: the optimizer of bucket layer=0 is sharded");
+        "role g0: no reduce-scatter sums the gradients of bucket layer=0");
   CHECK(replicated("  all-gather edge 2 buckets b0 as g0 over g0\n", "") ==
         "role g0: bucket layer=0 is not gathered after its update");
   CHECK(replicated("  all-gather edge 2 buckets b0", "  all-gather edge 2 buckets b0, b0")

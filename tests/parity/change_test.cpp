@@ -19,11 +19,28 @@ std::shared_ptr<const Model> make(Result<Model> model) {
 }
 
 void check_sequence(std::shared_ptr<const Model> model, unsigned seed) {
-  const char* strategies[] = {"single",        "dp:2",    "dp:4",           "zero1:2",
-                              "zero1:4",       "gpipe:2", "1f1b:2",         "1f1b:3",
-                              "gpipe:4",       "1f1b:4",  "dp:2x1f1b:2",    "zero1:2xgpipe:2",
-                              "zero2:2",       "zero3:4", "zero3:2x1f1b:2", "zbh1:2",
-                              "interleaved:2", "zbv:2",   "dualpipev:2",    "dualpipe:2"};
+  const char* strategies[] = {"single",
+                              "dp:2",
+                              "dp:4",
+                              "zero1:2",
+                              "zero1:4",
+                              "gpipe:2",
+                              "1f1b:2",
+                              "1f1b:3",
+                              "gpipe:4",
+                              "1f1b:4",
+                              "dp:2x1f1b:2",
+                              "zero1:2xgpipe:2",
+                              "zero2:2",
+                              "zero3:4",
+                              "zero3:2x1f1b:2",
+                              "zbh1:2",
+                              "zero1:4,within=2",
+                              "zero3:4,within=2",
+                              "interleaved:2",
+                              "zbv:2",
+                              "dualpipev:2",
+                              "dualpipe:2"};
   std::mt19937 random(seed);
   Cluster changing(model, 4), still(model, 1);
   REQUIRE(still.start(ir::Strategy().schedule("single", 4)).ok());

@@ -91,10 +91,9 @@ Result<void> Cluster::change(const Strategy& strategy) {
 }
 
 Result<double> Cluster::step() {
-  std::vector<std::vector<double>> losses(devices_.size());
+  results_.resize(devices_.size());
   PIPER_CHECK_OK(on_all([&](executor::Device& device, size_t d) -> Result<void> {
-    PIPER_TRY(executor::IterationResult result, device.run(iteration_));
-    losses[d] = std::move(result.losses);
+    PIPER_TRY(results_[d], device.run(iteration_));
     return {};
   }));
   ++iteration_;
@@ -103,7 +102,7 @@ Result<double> Cluster::step() {
   for (const auto& reporting : plans_->loss_order()) {
     double sum = 0;
     for (DeviceIndex device : reporting)
-      sum += losses.at(device).at(m);
+      sum += results_.at(device).losses.at(m);
     total += sum / static_cast<double>(reporting.size());
     ++m;
   }

@@ -35,6 +35,8 @@ public:
   Result<std::map<std::string, at::Tensor>> parameters();
   const ir::PlanSet& plans() const { return *plans_; }
   executor::Device& device(uint32_t index) { return *devices_[index]; }
+  /// What a device reported of the latest iteration.
+  const executor::IterationResult& last(uint32_t device) const { return results_[device]; }
 
 private:
   /// Runs `work` on every device, each on a thread of its own; the first error by device.
@@ -45,6 +47,7 @@ private:
   std::unique_ptr<transport::LoopbackFabric> fabric_;
   std::vector<std::unique_ptr<executor::Device>> devices_;
   std::shared_ptr<const ir::PlanSet> plans_;
+  std::vector<executor::IterationResult> results_; ///< by device
   int64_t iteration_ = 0;
 };
 
