@@ -232,7 +232,7 @@ private:
       instruction.edge = edges_.of(node);
       instruction.group = world_;
       for (size_t b = 0; b < graph_.buckets.size(); ++b)
-        if (member_[graph_.buckets[b].group.value])
+        if (member_[graph_.buckets[b].group.value] && !graph_.buckets[b].fused_update)
           instruction.buckets.push_back(BucketId(b));
       break;
     default:

@@ -175,6 +175,7 @@ struct Bucket {
   bool offload_optimizer = false; ///< the optimizer's state
   /// The parameters. Implies shard_params, also where there is one shard: they have windows too.
   bool offload_params = false;
+  bool fused_update = false; ///< runs once its gradients are summed, and does not wait for Commit
   bool operator==(const Bucket&) const = default;
 
   int64_t shard_numel() const { return numel / shards; }

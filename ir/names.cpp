@@ -34,16 +34,17 @@ bool has_numbered_part(ValueKind kind) {
          kind == ValueKind::Activation || kind == ValueKind::Saved;
 }
 
-struct ShardingWord {
+struct BucketWord {
   bool Bucket::*member;
   const char* word;
 };
-constexpr std::array<ShardingWord, 5> kSharding = {
+constexpr std::array<BucketWord, 6> kBucketWords = {
     {{&Bucket::shard_optimizer, "shard_optimizer"},
      {&Bucket::shard_grads, "shard_grads"},
      {&Bucket::shard_params, "shard_params"},
      {&Bucket::offload_optimizer, "offload_optimizer"},
-     {&Bucket::offload_params, "offload_params"}}};
+     {&Bucket::offload_params, "offload_params"},
+     {&Bucket::fused_update, "fused_update"}}};
 
 /// Whether a bare activation of that name would read as something else.
 bool reads_as_kind(std::string_view name) {
@@ -405,7 +406,7 @@ void append_buckets(std::string& out, const std::vector<Bucket>& buckets, const 
       out += " shards ";
       append_int(out, bucket.shards);
     }
-    for (const auto& [member, word] : kSharding)
+    for (const auto& [member, word] : kBucketWords)
       if (bucket.*member)
         out += fmt::format(" {}", word);
     out += '\n';
@@ -433,7 +434,7 @@ Bucket read_bucket_line(Reader& in) {
   bucket.numel = in.integer("a number of elements");
   if (in.accept("shards"))
     bucket.shards = in.index("a number of shards");
-  for (const auto& [member, word] : kSharding)
+  for (const auto& [member, word] : kBucketWords)
     bucket.*member = in.accept(word);
   in.end_line();
   return bucket;

@@ -116,8 +116,8 @@ struct Instruction {
                                ///< first (none for a chunk without parameters), then gradients.
                                ///< Offload, Fetch: one for each input
   std::vector<SlotId> frees;   ///< slots that no later instruction reads: dropped when done
-  std::vector<BucketId> buckets; ///< of what is_bucket_op: one. Commit: all
-                                 ///< that the role holds
+  std::vector<BucketId> buckets; ///< of what is_bucket_op: one. Commit: all that the role holds and
+                                 ///< whose updates wait for it
   GroupId group;                 ///< of a collective; of Send and Recv the peer's group; of
                                  ///< Redistribute where the value comes from
   GroupId self;                  ///< the group as whose member the device runs it

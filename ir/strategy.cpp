@@ -99,8 +99,8 @@ Strategy& Strategy::order(std::vector<std::vector<Filter>> groups) {
 Strategy& Strategy::overlap(Filter a, Filter b) {
   return add(Overlap{std::move(a), std::move(b)});
 }
-Strategy& Strategy::fuse(Filter filter) {
-  return add(Fuse{std::move(filter)});
+Strategy& Strategy::fuse(Filter filter, bool update) {
+  return add(Fuse{std::move(filter), update});
 }
 Strategy& Strategy::recompute(Filter filter) {
   return add(Recompute{std::move(filter)});

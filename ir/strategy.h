@@ -130,6 +130,9 @@ struct Overlap {
 /// one instruction; with PASS = REDUCE the buckets that match become one bucket.
 struct Fuse {
   Filter filter;
+  /// Instead: the update of each bucket that matches is fused into its reduction, and runs as soon
+  /// as its gradients are there. The iteration is then no longer kept as a whole or not at all.
+  bool update = false;
   bool operator==(const Fuse&) const = default;
 };
 /// Keep no activations of the calls that match, only what goes into them: their forward runs again
@@ -215,7 +218,7 @@ struct Strategy {
                          bool sequence = false);
   Strategy& order(std::vector<std::vector<Filter>> groups);
   Strategy& overlap(Filter a, Filter b);
-  Strategy& fuse(Filter filter);
+  Strategy& fuse(Filter filter, bool update = false);
   Strategy& recompute(Filter filter);
   Strategy& offload(Offload directive);
   Strategy& prefetch(Filter filter, int64_t distance);

@@ -97,7 +97,11 @@ Json json_of(const DirectiveBody& body) {
                    out["a"] = json_of(d.a);
                    out["b"] = json_of(d.b);
                  },
-                 [&](const Fuse& d) { out["filter"] = json_of(d.filter); },
+                 [&](const Fuse& d) {
+                   out["filter"] = json_of(d.filter);
+                   if (d.update)
+                     out["update"] = true;
+                 },
                  [&](const Recompute& d) { out["filter"] = json_of(d.filter); },
                  [&](const Offload& d) {
                    out["filter"] = json_of(d.filter);

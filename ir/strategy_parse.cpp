@@ -327,8 +327,8 @@ DirectiveBody read_body(const std::string& op, const Fields& in) {
     return Overlap{in.filter("a"), in.filter("b")};
   }
   if (op == "fuse") {
-    in.allow_only({"filter"});
-    return Fuse{in.filter("filter")};
+    in.allow_only({"filter", "update"});
+    return Fuse{in.filter("filter"), in.boolean("update")};
   }
   if (op == "recompute") {
     in.allow_only({"filter"});

@@ -3,7 +3,7 @@
 //   forwards read its parameters; backwards read them and add to its gradients
 //     -> the gradients are summed: each sub-group scatters the sums over its ranks (if the bucket
 //        is sharded), then those who have the same shard, or all, add up theirs
-//     -> commit reads them
+//     -> commit reads them (but of what is updated without it)
 //     -> update writes the parameters that the rank owns, and clears the gradients
 //     -> the parameters are gathered in each sub-group (if only the optimizer's state is sharded)
 //
@@ -81,17 +81,22 @@ private:
     }
   }
 
-  /// It counts the gradients of every bucket that the role holds, once.
+  /// It counts the gradients of every bucket that the role holds, once; of those that are updated
+  /// without it, which it may find cleared, none.
   Result<void> check_commit() const {
     std::vector<bool> counted(set_.buckets.size());
     for (BucketId bucket : all_[commit_].buckets) {
+      if (set_.buckets[bucket.value].fused_update)
+        return view_.wrong(all_[commit_], fmt::format("it counts bucket {}, whose update does not "
+                                                      "wait for it",
+                                                      set_.buckets[bucket.value].name));
       if (counted[bucket.value])
         return view_.wrong(all_[commit_], fmt::format("it counts bucket {} twice",
                                                       set_.buckets[bucket.value].name));
       counted[bucket.value] = true;
     }
     for (size_t b = 0; b < counted.size(); ++b)
-      if (!counted[b] && view_.is_member(set_.buckets[b].group))
+      if (!counted[b] && view_.is_member(set_.buckets[b].group) && !set_.buckets[b].fused_update)
         return view_.wrong(all_[commit_],
                            fmt::format("it does not count bucket {}", set_.buckets[b].name));
     return {};
@@ -100,7 +105,7 @@ private:
   Result<void> check_bucket(const Bucket& bucket, const BucketWork& its) const {
     if (its.update == kNone)
       return view_.wrong(fmt::format("bucket {} is not updated", bucket.name));
-    if (!order_.before(commit_, its.update))
+    if (!bucket.fused_update && !order_.before(commit_, its.update))
       return view_.wrong(all_[its.update], "it may run before the commit");
     PIPER_CHECK_OK(check_reductions(bucket, its));
     if (bucket.shard_optimizer && !bucket.shard_params && its.gather == kNone)
@@ -126,6 +131,8 @@ private:
                                                         bucket.name, bucket.shards));
       if (reduction != kNone && !order_.before(reduction, commit_))
         return view_.wrong(all_[reduction], "the commit does not wait for it");
+      if (reduction != kNone && !order_.before(reduction, its.update))
+        return view_.wrong(all_[its.update], fmt::format("it may run before the {}", name));
     }
     if (scatters && sums && !order_.before(its.scatter, its.sum))
       return view_.wrong(all_[its.sum], "it may run before the reduce-scatter");
@@ -160,7 +167,9 @@ private:
                                        view_.name(its.update), bucket.name));
       return {};
     }
-    const uint32_t end = its.reduction() != kNone ? its.reduction() : commit_;
+    const uint32_t end = its.reduction() != kNone ? its.reduction()
+                         : bucket.fused_update    ? its.update
+                                                  : commit_;
     if (!order_.before(i, end))
       return view_.wrong(all_[i],
                          fmt::format("{} does not wait for it, though it adds to bucket {}",

@@ -11,6 +11,7 @@ void RunState::begin(int64_t number, size_t loss_count) {
   losses.assign(loss_count, 0);
   grad_norm = 0;
   grad_factor = 1;
+  updated_early = false;
   std::lock_guard lock(mutex_);
   error_.reset();
   phase_.store(Phase::Running, std::memory_order_release);

@@ -41,7 +41,8 @@ public:
   int64_t iteration = 0;
   std::vector<double> losses; ///< by microbatch; of Loss instructions
   double grad_norm = 0;
-  double grad_factor = 1; ///< of clipping
+  double grad_factor = 1;                  ///< of clipping
+  std::atomic<bool> updated_early = false; ///< an update was made before the commit
 
 private:
   enum class Phase : uint8_t { Running, Failed, Committed };

@@ -623,6 +623,10 @@ Binder::Bound Binder::bind_commit(const Instruction& instruction) {
 Binder::Bound Binder::bind_update(const Instruction& instruction) {
   auto bound = std::make_unique<UpdateInstruction>();
   PIPER_TRY(BucketState * state, bucket(instruction.buckets.at(0)));
+  if (state->spec->fused_update && context_.options.optimizer.clip_norm > 0)
+    return user_error("it does not wait for the gradient norm, which is clipped: that takes all "
+                      "gradients before the first update",
+                      {}, "train without clip_norm, or leave out the fuse of updates");
   bound->optimizer = &context_.options.optimizer;
   bound->grad = state->range(StateKind::Grad);
   bound->owned_begin = state->is_sharded(StateKind::Grad) ? 0 : state->owned_begin;

@@ -168,6 +168,7 @@ Result<void> Device::Impl::initialize(ir::Epoch epoch) {
       PIPER_CHECK_OK(fill_initial(*model, placed->index, options.seed, state));
   if (!state.pristine)
     state.clear_optimizer();
+  state.torn = false;
   return {};
 }
 

@@ -82,6 +82,8 @@ public:
 
   /// One training iteration. On an error (which names device and instruction) parameters and
   /// moments are as before it, unless the iteration had been committed, and gradients are clear.
+  /// Where an update that is fused into its reduction was made before the failure, they are
+  /// neither: every later run is refused until `initialize`.
   Result<IterationResult> run(int64_t iteration);
   /// Forward and loss on held-out rows.
   Result<IterationResult> evaluate(int64_t iteration);

@@ -7,15 +7,27 @@
 namespace piper::executor {
 
 namespace {
-void clear_grads(BoundPlan& plan) {
-  if (plan.plans->kind == ir::PlanKind::Train && plan.state)
-    plan.state->clear_grads();
+/// Leaves no trace of an iteration that is not kept, but for updates that did not wait for that.
+void undo(BoundPlan& plan, const RunState& state) {
+  if (plan.plans->kind != ir::PlanKind::Train || !plan.state || state.committed())
+    return;
+  plan.state->clear_grads();
+  plan.state->torn |= state.updated_early;
+}
+
+bool is_torn(const std::shared_ptr<EpochState>& state) {
+  return state && state->torn;
 }
 } // namespace
 
 Result<IterationResult> Interpreter::run(const std::shared_ptr<BoundPlan>& shared,
                                          int64_t iteration) {
   BoundPlan& plan = *shared;
+  if (is_torn(plan.state) || is_torn(plan.previous))
+    return user_error("an iteration failed after some of its updates had been made",
+                      fmt::format("device {}", options_.index),
+                      "start again from initial weights; without the fuse of updates into "
+                      "reductions an iteration is kept as a whole or not at all");
   {
     std::lock_guard lock(mutex_);
     if (aborted_)
@@ -36,8 +48,7 @@ Result<IterationResult> Interpreter::run(const std::shared_ptr<BoundPlan>& share
   }
   if (auto error = state_.error()) {
     plan.drop_tensors();
-    if (!state_.committed())
-      clear_grads(plan);
+    undo(plan, state_);
     if (!aborted_)
       aborted_ = error;
     return *std::move(error);
@@ -135,8 +146,7 @@ void Interpreter::recover(ir::Epoch oldest) {
       if (!s->stream->synchronize(options_.deadline).ok())
         return; // still stuck: runs go on failing
     stuck_->drop_tensors();
-    if (!state_.committed())
-      clear_grads(*stuck_);
+    undo(*stuck_, state_);
     stuck_.reset();
   }
   aborted_.reset();

@@ -16,7 +16,8 @@ public:
       : options_(options), state_(endpoint, options.deadline) {}
 
   /// Runs the plan once. After an error nothing is left of the iteration: no tensor, no gradient;
-  /// and every later run fails with the same error until `recover`.
+  /// and every later run fails with the same error until `recover`. Updates that did not wait for
+  /// the commit do stay: the state is then torn, and nothing runs on it any more.
   Result<IterationResult> run(const std::shared_ptr<BoundPlan>& plan, int64_t iteration);
 
   /// Ends a running plan with `reason`, or keeps the next one from starting.

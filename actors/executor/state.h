@@ -74,6 +74,8 @@ class EpochState {
 public:
   /// Nothing but initial weights and zeros has been written to it.
   bool pristine = true;
+  /// Some updates of an iteration that was not kept have been made, others not.
+  bool torn = false;
 
   /// Allocates the buckets that `device` holds, all zero; what is offloaded, in `pool`. May throw
   /// c10::OutOfMemoryError.

@@ -29,6 +29,8 @@ template <class T> void update(const UpdateInstruction& u, const UpdateStep& ste
 } // namespace
 
 Result<void> UpdateInstruction::execute() {
+  if (!state->committed())
+    state->updated_early = true;
   UpdateStep now{optimizer->lr_at(state->iteration), step ? ++*step : 1, state->grad_factor};
   if (grad.dtype == ir::DType::F64)
     update<double>(*this, now);

@@ -291,7 +291,7 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
   for (size_t d = 0; d < strategy.directives.size(); ++d) {
     const auto* fuse = std::get_if<Fuse>(&strategy.directives[d].body);
     const TagMatch* pass = fuse ? find_term(fuse->filter, "PASS") : nullptr;
-    if (!pass || pass->indices != std::vector<TagIndex>{std::string("REDUCE")})
+    if (!pass || pass->indices != std::vector<TagIndex>{std::string("REDUCE")} || fuse->update)
       continue;
     PIPER_TRY(std::vector<CallId> calls, select_calls(graph, d, fuse->filter));
     const std::set<CallId> matched(calls.begin(), calls.end());
@@ -389,6 +389,39 @@ Result<void> make_buckets(Graph& graph, const std::vector<Homes>& homes_of) {
   return {};
 }
 
+/// Marks the buckets whose updates `fuse` fuses into their reductions. Of each bucket, the
+/// directive that says so, or -1.
+Result<std::vector<int32_t>> fuse_updates(Graph& graph) {
+  const Users users = users_of_params(*graph.model);
+  std::vector<int32_t> said_by(graph.buckets.size(), -1);
+  for (size_t d = 0; d < graph.strategy->directives.size(); ++d) {
+    const auto* fuse = std::get_if<Fuse>(&graph.strategy->directives[d].body);
+    if (!fuse || !fuse->update)
+      continue;
+    const std::string where = graph.strategy->describe(d);
+    for (const auto& [tag, match] : fuse->filter.terms)
+      if (tag == graph.microbatch_tag ||
+          (tag == "PASS" && match.indices != std::vector<TagIndex>{std::string("REDUCE")}))
+        return user_error(fmt::format("an update is fused into the reduction of its bucket, which "
+                                      "has no {} of its own",
+                                      tag),
+                          where, fmt::format("leave {} out of the filter", tag));
+    PIPER_TRY(const std::vector<CallId> calls, select_calls(graph, d, fuse->filter));
+    bool any = false;
+    for (size_t b = 0; b < graph.buckets.size(); ++b) {
+      const std::set<CallId> its = users_of(graph.buckets[b], users);
+      if (!std::includes(calls.begin(), calls.end(), its.begin(), its.end()))
+        continue;
+      graph.buckets[b].fused_update = any = true;
+      said_by[b] = static_cast<int32_t>(d);
+    }
+    if (!any)
+      return user_error("no bucket has all of its calls among those that match", where,
+                        "match whole segments, or make buckets smaller with bucket_mb");
+  }
+  return said_by;
+}
+
 /// A group of these devices, whatever its layout; added if there is none.
 GroupId world_of(std::vector<Group>& groups, std::vector<DeviceIndex> devices) {
   for (size_t g = 0; g < groups.size(); ++g)
@@ -398,8 +431,9 @@ GroupId world_of(std::vector<Group>& groups, std::vector<DeviceIndex> devices) {
   return GroupId(groups.size() - 1);
 }
 
-/// The nodes of one iteration that work on a bucket, and what Commit waits for.
-void add_bucket_nodes(Graph& graph) {
+/// The nodes of one iteration that work on a bucket, and what Commit waits for. `fused_by`: see
+/// fuse_updates.
+Result<void> add_bucket_nodes(Graph& graph, const std::vector<int32_t>& fused_by) {
   const ModelSpec& model = *graph.model;
   std::vector<std::vector<ValueRef>> made(model.calls.size()); // gradients of a call's parameters
   for (const RegionPtr& region : graph.regions)
@@ -425,8 +459,16 @@ void add_bucket_nodes(Graph& graph) {
     const Bucket& bucket = graph.buckets[b];
     const auto subject = static_cast<uint32_t>(b);
     std::vector<ValueRef> grads; // what says that they are there, as far as they are summed
-    for (CallId call : users_of(bucket, users))
+    for (CallId call : users_of(bucket, users)) {
+      if (bucket.fused_update && made[call.value].empty())
+        return user_error(
+            fmt::format("'{}' reads bucket {}, but no gradient reaches it: it may run "
+                        "after an update that is fused into the bucket's reduction",
+                        model.call(call).name, bucket.name),
+            graph.strategy->describe(static_cast<size_t>(fused_by[b])),
+            "leave the call's parameters out of the filter");
       grads.insert(grads.end(), made[call.value].begin(), made[call.value].end());
+    }
 
     std::vector<Node> nodes;
     auto reduce = [&](Op op, ValueKind kind) {
@@ -445,7 +487,8 @@ void add_bucket_nodes(Graph& graph) {
     commit.inputs.insert(commit.inputs.end(), grads.begin(), grads.end());
     Node update;
     update.id = {.op = Op::Update, .subject = subject, .at = bucket.group};
-    update.inputs = {committed};
+    update.inputs = bucket.fused_update ? grads : std::vector{committed};
+    update.directive = fused_by[b];
     update.outputs = {{.kind = ValueKind::Updated, .subject = subject, .at = bucket.group}};
     nodes.push_back(update);
     if (bucket.shard_optimizer && !bucket.shard_params) {
@@ -461,6 +504,7 @@ void add_bucket_nodes(Graph& graph) {
   commit.inputs.erase(std::unique(commit.inputs.begin(), commit.inputs.end()), commit.inputs.end());
   graph.regions.insert(graph.regions.end(), regions.begin(), regions.end());
   graph.regions.push_back(std::make_shared<Region>("commit", std::vector<Node>{std::move(commit)}));
+  return {};
 }
 
 } // namespace
@@ -468,8 +512,9 @@ void add_bucket_nodes(Graph& graph) {
 Result<Graph> assign_buckets(const CompileOptions& options, const Graph& placed) {
   Graph graph = placed;
   PIPER_CHECK_OK(make_buckets(graph, homes_of_calls(placed)));
+  PIPER_TRY(const std::vector<int32_t> fused_by, fuse_updates(graph));
   if (options.kind == PlanKind::Train)
-    add_bucket_nodes(graph);
+    PIPER_CHECK_OK(add_bucket_nodes(graph, fused_by));
   return graph;
 }
 

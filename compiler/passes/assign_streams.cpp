@@ -68,6 +68,10 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
   auto bucket_call = [&](const Node& node) {
     return user[graph.buckets[node.id.subject].params.front().value].value;
   };
+  auto follows_reduction = [&](const Node& update) {
+    const Bucket& bucket = graph.buckets[update.id.subject];
+    return bucket.fused_update && graph.groups[bucket.group.value].copies() > 1;
+  };
   auto compute = [&](uint32_t call) { return or_else(streams.compute[call], "compute"); };
 
   Graph placed = map_regions(graph, [&](const Region& region) {
@@ -105,9 +109,14 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
       case Op::Redistribute:
         node.stream = move_stream(graph, node);
         break;
+      case Op::Update:
+        if (follows_reduction(node)) { // right behind the reduction that it is fused into
+          node.stream = or_else(streams.reduce[bucket_call(node)], "reduce");
+          break;
+        }
+        [[fallthrough]];
       case Op::Release:
       case Op::ZeroGrads:
-      case Op::Update:
       case Op::Commit:
         node.stream = "compute";
         break;

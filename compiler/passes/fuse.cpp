@@ -134,7 +134,8 @@ Result<void> Fuser::find_runs(const CompileOptions& options) {
   for (size_t d = 0; d < strategy.directives.size(); ++d) {
     const auto* fuse = std::get_if<Fuse>(&strategy.directives[d].body);
     const TagMatch* pass = fuse ? find_term(fuse->filter, "PASS") : nullptr;
-    if (!fuse || (pass && pass->indices == std::vector<TagIndex>{std::string("REDUCE")}))
+    if (!fuse || fuse->update ||
+        (pass && pass->indices == std::vector<TagIndex>{std::string("REDUCE")}))
       continue; // those are buckets'
     auto selected = selector_.select(d, fuse->filter);
     if (!selected.ok()) {

@@ -151,6 +151,39 @@ TEST_CASE("sub-groups that shard nothing, or do not divide the replicas") {
   CHECK_THAT(compiled.error().hint, Contains("that 2 divides"));
 }
 
+TEST_CASE("updates that cannot be fused into a reduction") {
+  const auto fused = [](const std::string& filter) {
+    return error_of(R"([{"op": "split", "filter": {}, "num_microbatches": 2},
+      {"op": "replicate", "filter": {}, "devices": [0, 1], "bucket_mb": 0.0001},
+      {"op": "fuse", "update": true, "filter": )" +
+                    filter + "}]");
+  };
+  Error error = fused(R"({"MB": 1})");
+  CHECK(error.message ==
+        "an update is fused into the reduction of its bucket, which has no MB of its own");
+  CHECK_THAT(error.where, Contains("directive 2 (fuse), bad.json:3"));
+  CHECK_THAT(fused(R"({"PASS": "B"})").message, Contains("which has no PASS of its own"));
+  CHECK(error_of(R"([{"op": "replicate", "filter": {}, "devices": [0, 1]},
+                     {"op": "fuse", "update": true, "filter": {"layer": 1}}])")
+            .message == "no bucket has all of its calls among those that match");
+  // A parameter that is read by a call which no gradient reaches.
+  auto model = std::make_shared<ir::ModelSpec>(*load_model("skip"));
+  const ir::ParamId shared = model->calls[0].params.front();
+  ir::ModelCall probe = model->calls[0];
+  probe.name = "probe";
+  probe.outputs = {ir::ValueId(model->values.size())};
+  model->values.push_back(model->values[model->calls[0].outputs[0].value]);
+  model->values.back().name = "probe";
+  model->values.back().producer = ir::CallId(model->calls.size());
+  model->calls.push_back(probe);
+  REQUIRE(probe.params.front() == shared);
+  const auto compiled = compiler::compile(model, ir::Strategy().place({}, {0}).fuse({}, true), {});
+  REQUIRE_FALSE(compiled.ok());
+  CHECK_THAT(compiled.error().message,
+             Contains("'probe' reads bucket") && Contains("but no gradient reaches it"));
+  CHECK_THAT(compiled.error().where, Contains("directive 1 (fuse)"));
+}
+
 TEST_CASE("orders that contradict each other, or the data flow") {
   const std::string start =
       std::string("[") + kPlaceAll +

@@ -171,7 +171,7 @@ private:
   }
 
   void add_extra() {
-    switch (pick(8)) {
+    switch (pick(9)) {
     case 0:
       strategy_.split_backward(one_in(3) ? random_filter(true, {}) : Filter());
       return;
@@ -187,6 +187,9 @@ private:
       return;
     case 5:
       strategy_.recompute(one_in(3) ? Filter() : random_filter(one_in(3), {}));
+      return;
+    case 7:
+      strategy_.fuse(one_in(3) ? Filter() : random_filter(one_in(20), {}), true);
       return;
     case 6:
       strategy_.prefetch(one_in(2) ? Filter() : random_filter(false, {}), number(4));

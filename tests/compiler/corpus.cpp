@@ -76,6 +76,14 @@ std::vector<GoodPlans> corpus() {
   add("zero1:4, within 2", four, named("zero1:4,within=2", 4));
   add("zero2:4, within 2x1f1b:2", four, named("zero2:4,within=2x1f1b:2", 8));
   add("zero3:4, within 2, skip", skip, named("zero3:4,within=2", 4));
+  add("dp:2, fused updates", four,
+      Strategy()
+          .split({}, 2)
+          .replicate(Replicate{.filter = {}, .devices = {0, 1}, .bucket_mb = 0.0001})
+          .fuse({}, true));
+  add("zero3:4, within 2, fused updates", four, named("zero3:4,within=2", 4).fuse({}, true));
+  add("1f1b:2, some fused updates, skip", skip, named("1f1b:2", 3).fuse({{"stage", 1}}, true));
+  add("zero1:2x1f1b:2, fused updates, tied", tied, named("zero1:2x1f1b:2", 4).fuse({}, true));
   const Replicate sharded{.filter = {},
                           .devices = {0, 1},
                           .shard_grads = true,

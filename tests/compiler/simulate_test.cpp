@@ -351,6 +351,41 @@ TEST_CASE("without overlap an iteration takes as long as its work and its messag
   CHECK(without.makespan > with.makespan);
 }
 
+TEST_CASE("an update that is fused into its reduction runs beside the backwards that follow") {
+  const auto model = chain(4, 8);
+  CostModel costs = unit_costs(*model);
+  costs.update = 1.0 / 64; // a layer's takes 1
+  Cluster cluster;
+  cluster.levels = {{.name = "link", .bandwidth = 512}}; // an all-reduce of 512 bytes takes 1
+  const auto simulated = [&](bool fused) {
+    Strategy strategy =
+        Strategy().replicate(Replicate{.filter = {}, .devices = {0, 1}, .bucket_mb = 1e-9});
+    if (fused)
+      strategy.fuse({}, true);
+    const Compiled compiled = compile_ok(model, strategy);
+    Simulation simulation = simulate_ok(compiled.plans, *model, costs, cluster, {.timeline = true});
+    double first_update = 1e9, last_backward = 0;
+    for (const Span& span : simulation.spans) {
+      const Opcode op = compiled.plans.plans[0].instructions[span.instruction].op;
+      if (op == Opcode::Update)
+        first_update = std::min(first_update, span.start);
+      if (op == Opcode::Backward)
+        last_backward = std::max(last_backward, span.end);
+    }
+    return std::tuple(simulation.makespan, first_update, last_backward);
+  };
+  const auto [together, late_update, end] = simulated(false);
+  const auto [apart, early_update, same_end] = simulated(true);
+  CHECK(end == same_end);
+  CHECK(late_update > end);
+  CHECK(early_update < same_end);
+  // After the last backward: a reduction, the barrier, and four updates; or that reduction and its
+  // update, the others being done by then.
+  const double barrier = 8.0 / 512;
+  check_near(together, end + 1 + barrier + 4);
+  check_near(apart, end + 1 + std::max(barrier, 1.0));
+}
+
 TEST_CASE("fusion and bucketing off") {
   const auto model = chain(6, 8);
   Strategy strategy = Strategy().schedule("dp:2", 4);

@@ -664,8 +664,9 @@ private:
           continue;
         const uint32_t gradient = terms_.of(of_piece(held, held.grad[part]));
         running.applied[{param.value, part}] = gradient;
-        running.params[{param.value, part}] = terms_.of(
-            {kUpdate, int64_t{held.param[part]}, int64_t{gradient}, int64_t{device.norm}});
+        const uint32_t norm = bucket.fused_update ? 0 : device.norm; // no clipping: see the binder
+        running.params[{param.value, part}] =
+            terms_.of({kUpdate, int64_t{held.param[part]}, int64_t{gradient}, int64_t{norm}});
       }
     }
   }

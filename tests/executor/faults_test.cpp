@@ -82,6 +82,73 @@ TEST_CASE("a bad data source fails the iteration alone") {
   REQUIRE(difference(rig.params(), reference.params()) == 0);
 }
 
+TEST_CASE("an iteration that fails after updates which did not wait for it leaves a torn state") {
+  // The backward of the first call fails when those of the later ones have been updated.
+  auto fails = std::make_shared<std::atomic<bool>>(false);
+  Model model = *skip_model();
+  model.modules[0].make = [make = model.modules[0].make, fails] {
+    BuiltModule built = make();
+    built.forward = [forward = built.forward, fails](const Tensors& inputs) {
+      Tensors outputs = forward(inputs);
+      if (outputs[0].requires_grad())
+        outputs[0].register_hook([fails](const at::Tensor& gradient) {
+          if (*fails)
+            throw std::runtime_error("a bad gradient");
+          return gradient;
+        });
+      return outputs;
+    };
+    return built;
+  };
+  const auto shared = std::make_shared<const Model>(model);
+  auto strategy = [](bool fused) {
+    ir::Strategy s;
+    s.replicate(ir::Replicate{.devices = {0}, .bucket_mb = 1e-9});
+    return fused ? s.fuse({}, true) : s;
+  };
+  for (const bool fused : {false, true}) {
+    *fails = false;
+    Rig rig(shared, 1, fast_options());
+    Reference reference(*shared, fast_options());
+    rig.start(strategy(fused)).value_or_throw();
+    rig.run(0).value_or_throw();
+    reference.step(0, 1);
+    REQUIRE(difference(rig.params(), reference.params()) == 0);
+    *fails = true;
+    const auto failed = rig.run(1);
+    REQUIRE(failed.error().message == "a bad gradient");
+    *fails = false;
+    rig.device(0).recover();
+    if (!fused) {
+      rig.run(1).value_or_throw();
+      reference.step(1, 1);
+      REQUIRE(difference(rig.params(), reference.params()) == 0);
+      continue;
+    }
+    REQUIRE(difference(rig.params(), reference.params()) > 0);
+    REQUIRE(rig.run(1).error().message ==
+            "an iteration failed after some of its updates had been made");
+    rig.device(0).initialize(0).value_or_throw();
+    rig.device(0).recover();
+    rig.run(0).value_or_throw();
+    REQUIRE(difference(rig.params(), reference.params()) == 0);
+  }
+}
+
+TEST_CASE("updates that do not wait for the gradient norm cannot be clipped") {
+  executor::DeviceOptions options = fast_options();
+  options.optimizer.clip_norm = 1;
+  Rig rig(skip_model(), 1, options);
+  const auto refused = rig.start(alone().fuse({}, true));
+  REQUIRE_FALSE(refused.ok());
+  REQUIRE(refused.error().kind == ErrorKind::User);
+  REQUIRE(refused.error().message ==
+          "it does not wait for the gradient norm, which is clipped: that "
+          "takes all gradients before the first update");
+  REQUIRE(refused.error().where.find("update ") != std::string::npos);
+  rig.start(alone()).value_or_throw();
+}
+
 TEST_CASE("a module that throws is named") {
   Model model = *skip_model();
   model.modules[2].make = [] {

@@ -167,7 +167,7 @@ DirectiveBody directive() {
   case 4:
     return Overlap{filter(), filter()};
   case 5:
-    return Fuse{filter()};
+    return Fuse{filter(), flag()};
   case 6:
     return TagCalls{filter(), name(), number(-5, 99)};
   case 7:
@@ -259,6 +259,7 @@ std::vector<Bucket> buckets() {
     bucket.numel = number(0, 5000);
     bucket.shards = static_cast<uint32_t>(number(1, 4));
     bucket.shard_optimizer = flag();
+    bucket.fused_update = flag();
     out.push_back(std::move(bucket));
   }
   return out;

@@ -35,6 +35,7 @@ const char* kEveryDirective = R"([
   {"op": "order", "filters": [[{"MB": 0}, {"MB": "*", "PASS": "F"}], [{"PASS": "B"}]]},
   {"op": "overlap", "a": {"PASS": "F"}, "b": {"PASS": "B", "layer": null}},
   {"op": "fuse", "filter": {"PASS": "REDUCE", "call": ["a", "b"]}},
+  {"op": "fuse", "filter": {"layer": 2}, "update": true},
   {"op": "tag", "filter": {"call": "head"}, "name": "stage", "index": 3},
   {"op": "schedule", "name": "1f1b:4", "microbatches": 8}
 ]
@@ -60,6 +61,7 @@ TEST_CASE("the builder and the JSON file are two spellings of one strategy") {
       .order({{{{"MB", 0}}, {{"PASS", "F"}, {"MB", "*"}}}, {{{"PASS", "B"}}}})
       .overlap({{"PASS", "F"}}, no_layer)
       .fuse({{"PASS", "REDUCE"}, {"call", std::vector<std::string>{"a", "b"}}})
+      .fuse({{"layer", 2}}, true)
       .tag({{"call", "head"}}, "stage", 3)
       .schedule("1f1b:4", 8);
   const auto parsed = Strategy::parse(kEveryDirective);
@@ -152,7 +154,8 @@ TEST_CASE("directives that are not there yet are refused by name") {
 
 TEST_CASE("wrong keys and types are named with what was wanted") {
   CHECK(directive_error("fuse", "\"filtre\": {}") ==
-        "unknown key \"filtre\"\n  did you mean \"filter\"? known keys: \"op\", \"filter\"");
+        "unknown key \"filtre\"\n  did you mean \"filter\"? known keys: \"op\", \"filter\", "
+        "\"update\"");
   CHECK(directive_error("fuse", "\"filter\": 3") ==
         "\"filter\" must be a filter like {\"layer\": 2}, found 3");
   CHECK(directive_error("fuse", "\"filter\": {\"layer\": 1.5}") ==
