@@ -105,8 +105,8 @@ TensorType type_on(const Group& group, const ModelValue& value) {
 
 TensorType type_on(const Group& group, const ModelParam& param) {
   TensorType type = param.type;
-  if (!type.dims.empty())
-    type.dims[0] /= group.parts();
+  if (param.cut >= 0)
+    type.dims[param.cut] /= group.parts();
   return type;
 }
 

@@ -44,7 +44,7 @@ constexpr Layout makes(Layout call) {
 /// Layout of the bucket that holds a parameter of a call with layout `call`: what is not cut has
 /// other gradients on each rank of a block where the call works on a piece.
 constexpr Layout home_of(Layout call, const ModelParam& param) {
-  return call == Layout::Weights && !param.cut ? Layout::Partial : call;
+  return call == Layout::Weights && param.cut < 0 ? Layout::Partial : call;
 }
 
 struct Group {

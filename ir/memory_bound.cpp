@@ -299,7 +299,7 @@ int64_t add_state(MemoryBound& bound, const PlanSet& set, const ModelSpec& model
       const ModelParam& its = model.param(param);
       own += as_made(its.type);
       if (group.parts() > 1)
-        own += as_made(its.cut ? type_on(group, its) : its.type);
+        own += as_made(type_on(group, its));
     }
     building = std::max(building, own);
   }

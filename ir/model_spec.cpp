@@ -163,7 +163,8 @@ ModelSpec read_model(text::Reader& in) {
       param.name = in.name("a parameter's name");
       declare(in, params, param.name, "parameter");
       param.type = text::read_type(in);
-      param.cut = in.accept("cut");
+      if (in.accept("cut"))
+        param.cut = static_cast<int>(in.index("a dimension"));
     } else if (in.accept("call")) {
       CallId id(model.calls.size());
       ModelCall& call = model.calls.emplace_back();
@@ -233,15 +234,15 @@ Result<void> verify_cut(const ModelSpec& model, const ModelCall& call) {
   if ((call.cut == Cut::Experts) != call.counts.valid())
     return wrong(model,
                  fmt::format("call {} must name its counts exactly if it has experts", call.name));
-  if (by_pieces) {
+  if (by_pieces && call.pieces > 1) {
     bool any = false;
     for (ParamId id : call.params) {
       const ModelParam& param = model.param(id);
-      any |= param.cut;
-      if (param.cut && (param.type.dims.empty() || param.type.dims[0] % call.pieces != 0))
+      any |= param.cut >= 0;
+      if (param.cut >= 0 && param.type.dims[param.cut] % call.pieces != 0)
         return wrong_cut(fmt::format("parameter {} of type {} does not make {} pieces", param.name,
                                      param.type.to_string(), call.pieces));
-      if (!param.cut && call.cut == Cut::Experts)
+      if (param.cut < 0 && call.cut == Cut::Experts)
         return wrong_cut(fmt::format("parameter {} is of no expert", param.name));
     }
     if (!any)
@@ -346,7 +347,8 @@ std::string ModelSpec::to_text(bool measured) const {
   for (const ModelParam& param : params) {
     out += "param ";
     text::append_name(out, param.name);
-    out += ' ' + param.type.to_string() + (param.cut ? " cut\n" : "\n");
+    out += ' ' + param.type.to_string();
+    out += param.cut >= 0 ? fmt::format(" cut {}\n", param.cut) : "\n";
   }
   for (const ModelCall& call : calls) {
     out += "call ";
@@ -447,15 +449,19 @@ Result<void> verify(const ModelSpec& model) {
       made[output.value] = true;
     }
   }
+  for (const ModelParam& param : model.params) {
+    if (param.type.batch_dim >= 0)
+      return wrong(model, fmt::format("parameter \"{}\" has batch rows", param.name));
+    if (param.cut >= std::ssize(param.type.dims))
+      return wrong(model, fmt::format("parameter \"{}\" of type {} is cut along dimension {}",
+                                      param.name, param.type.to_string(), param.cut));
+  }
   for (const ModelCall& call : model.calls)
     PIPER_CHECK_OK(verify_cut(model, call));
   for (size_t i = 0; i < model.values.size(); ++i)
     if (!made[i])
       return wrong(model, fmt::format("value \"{}\" is neither an input nor made by a call",
                                       model.values[i].name));
-  for (const ModelParam& param : model.params)
-    if (param.type.batch_dim >= 0)
-      return wrong(model, fmt::format("parameter \"{}\" has batch rows", param.name));
   if (!in_range(model.loss, model.values))
     return wrong(model, "there is no loss", "end the model with ModelBuilder::loss");
   const ModelValue& loss = model.value(model.loss);

@@ -37,7 +37,7 @@ struct ModelValue {
 struct ModelParam {
   std::string name; ///< unique: "blocks.3.ln1.weight"
   TensorType type;  ///< without batch rows
-  bool cut = false; ///< along its first dimension, where a call that uses it is cut
+  int cut = -1;     ///< the dimension along which a call that is cut cuts it; -1: it stays whole
   bool operator==(const ModelParam&) const = default;
 };
 

@@ -89,7 +89,7 @@ Result<void> bucket_params(const PlanSet& set, const ModelSpec& model, const Buc
                        fmt::format("parameter {} is at offset {} of bucket {}: it overlaps "
                                    "the one before or is not aligned to {}",
                                    param.name, bucket.offsets[i], bucket.name, kParamAlignment));
-    if (group.parts() > 1 && (!param.cut || param.type.dims[0] % group.parts() != 0))
+    if (group.parts() > 1 && (param.cut < 0 || param.type.dims[param.cut] % group.parts() != 0))
       return wrong_set(set, fmt::format("parameter {} of bucket {} does not make {} parts",
                                         param.name, bucket.name, group.parts()));
     end = bucket.offsets[i] + type_on(group, param).numel(1);

@@ -233,15 +233,19 @@ template <class Read> Result<void> Device::Impl::read_parameters(Read read) {
       auto done = [&]() -> Result<void> {
         if (bucket.parts == 1) {
           for (ir::ParamId id : bucket.spec->params)
-            read(id, state->param(id));
+            read(id, state->param(id).contiguous());
           return {};
         }
         PIPER_TRY(const at::Tensor all, gather_parts(bucket, b));
         for (ir::ParamId id : bucket.spec->params) {
           const at::Tensor own = state->param(id);
-          std::vector<int64_t> shape = own.sizes().vec();
-          shape[0] *= bucket.parts;
-          read(id, all.narrow(1, own.storage_offset(), own.numel()).reshape(shape));
+          const int cut = model->spec->param(id).cut;
+          std::vector<int64_t> stored = own.movedim(cut, 0).sizes().vec();
+          stored[0] *= bucket.parts;
+          read(id, all.narrow(1, own.storage_offset(), own.numel())
+                       .reshape(stored)
+                       .movedim(0, cut)
+                       .contiguous());
         }
         return {};
       }();

@@ -145,9 +145,15 @@ Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::P
     bucket.grad = zeros("gradients", spec.numel, spec.dtype);
     // Views can only be made of memory that is there.
     for (size_t i = 0; i < spec.params.size(); ++i) {
-      const ir::TensorType type = ir::type_on(group, model.param(spec.params[i]));
+      const ir::ModelParam& param = model.param(spec.params[i]);
+      const ir::TensorType type = ir::type_on(group, param);
+      const int cut = std::max(0, param.cut);
+      std::vector<int64_t> stored = type.shape(0);
+      if (!stored.empty())
+        std::rotate(stored.begin(), stored.begin() + cut, stored.begin() + cut + 1);
       const auto view = [&](const at::Tensor& flat) {
-        return flat.narrow(0, spec.offsets[i], type.numel(0)).view(type.shape(0));
+        const at::Tensor run = flat.narrow(0, spec.offsets[i], type.numel(0)).view(stored);
+        return cut > 0 ? run.movedim(0, cut) : run;
       };
       state->places_[spec.params[i].value] = {ir::BucketId(b), spec.offsets[i], view(bucket.param),
                                               view(bucket.grad)};
@@ -190,8 +196,8 @@ Result<FlatRange> EpochState::range(const ir::StateRange& range) const {
 void EpochState::store(ir::ParamId id, const at::Tensor& whole) const {
   const Place& place = places_[id.value];
   const BucketState& bucket = buckets_[place.bucket.value];
-  const at::Tensor value =
-      bucket.parts > 1 ? whole.chunk(bucket.parts, 0)[bucket.part].contiguous() : whole;
+  const int cut = std::max(0, model_->param(id).cut);
+  const at::Tensor value = bucket.parts > 1 ? whole.chunk(bucket.parts, cut)[bucket.part] : whole;
   if (!bucket.is_sharded(StateKind::Param)) {
     place.param.copy_(value);
     return;
@@ -201,7 +207,9 @@ void EpochState::store(ir::ParamId id, const at::Tensor& whole) const {
       std::min(place.offset + value.numel(), bucket.owned_begin + bucket.owned_count);
   if (begin < end)
     bucket.param_shard.narrow(0, begin - bucket.owned_begin, end - begin)
-        .copy_(value.reshape(-1).narrow(0, begin - place.offset, end - begin));
+        .copy_((cut > 0 ? value.movedim(cut, 0) : value)
+                   .reshape(-1)
+                   .narrow(0, begin - place.offset, end - begin));
 }
 
 std::vector<ir::ParamId> EpochState::params() const {
@@ -257,8 +265,8 @@ Result<std::vector<PlacedModule::Param>> match_params(const Model& model, uint32
       return user_error(fmt::format("the factory made no parameter '{}'", name),
                         "module " + factory.name, "a factory must make the same module every time");
     ir::TensorType type = spec.type;
-    if (spec.cut)
-      type.dims[0] /= piece.count;
+    if (spec.cut >= 0)
+      type.dims[spec.cut] /= piece.count;
     if (std::string found = describe(*tensor); found != type.to_string())
       return user_error(
           fmt::format("parameter '{}' is {}, but the model has {}", name, found, type.to_string()),

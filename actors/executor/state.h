@@ -89,7 +89,8 @@ public:
   /// The range of a bucket's array; an Internal error if this device doesn't keep all of it.
   Result<FlatRange> range(const ir::StateRange& range) const;
 
-  /// Views of a parameter and of its gradient in its bucket; undefined if it isn't held.
+  /// Views of a parameter and of its gradient in its bucket, where the dimension along which it may
+  /// be cut is outermost; undefined if it isn't held.
   at::Tensor param(ir::ParamId id) const { return places_[id.value].param; }
   at::Tensor grad(ir::ParamId id) const { return places_[id.value].grad; }
   /// Writes a parameter, given whole, into its bucket, or what this rank keeps of it.

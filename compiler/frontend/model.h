@@ -38,8 +38,8 @@ struct Piece {
 struct ModuleFactory {
   std::string name;
   std::function<BuiltModule()> make;
-  /// One piece: with that part of each parameter that is cut along its first dimension. Empty for a
-  /// module that cannot be cut.
+  /// One piece: with that part of each parameter that is cut. Empty for a module that cannot be
+  /// cut.
   std::function<BuiltModule(Piece)> make_part;
   /// Logical parameter of each of the module's own, by its name in the module, in the order of
   /// `named_parameters()`.

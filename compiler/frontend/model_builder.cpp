@@ -293,17 +293,21 @@ Result<void> ModelBuilder::add_cut(const CallCut& cut, const ModuleRecord& recor
   const auto wholes = whole.module->named_parameters(), parts = piece.module->named_parameters();
   for (const auto& [own_name, id] : record.factory.params) {
     const at::Tensor *all = wholes.find(own_name), *part = parts.find(own_name);
-    const std::string shape = part ? fmt::format("[{}]", fmt::join(part->sizes(), ",")) : "missing";
-    std::vector<int64_t> expected = all->sizes().vec();
-    if (part && part->sizes() == all->sizes() && cut.pieces > 1)
+    if (part && part->sizes() == all->sizes())
       continue;
-    if (!expected.empty())
-      expected[0] /= cut.pieces;
-    if (!part || part->sizes() != expected || expected[0] * cut.pieces != all->size(0))
-      return user_error(fmt::format("in one of {} pieces its parameter '{}' of shape [{}] is {}",
-                                    cut.pieces, own_name, fmt::join(all->sizes(), ","), shape),
-                        {}, "a piece has the whole parameter, or its part of the first dimension");
-    spec_.params[id.value].cut = true;
+    int dim = 0;
+    std::vector<int64_t> joined = part ? part->sizes().vec() : std::vector<int64_t>();
+    while (dim < std::ssize(joined) && dim < all->dim() - 1 && joined[dim] == all->size(dim))
+      ++dim;
+    if (dim < std::ssize(joined))
+      joined[dim] *= cut.pieces;
+    if (!part || all->sizes() != joined)
+      return user_error(
+          fmt::format("in one of {} pieces its parameter '{}' of shape [{}] is {}", cut.pieces,
+                      own_name, fmt::join(all->sizes(), ","),
+                      part ? fmt::format("[{}]", fmt::join(part->sizes(), ",")) : "missing"),
+          {}, "a piece has the whole parameter, or its part of one dimension");
+    spec_.params[id.value].cut = dim;
   }
   return {};
 }
@@ -349,6 +353,11 @@ Result<void> ModelBuilder::merge_ties(ir::ModelSpec& spec,
       return user_error(
           fmt::format("'{}' is {} and '{}' is {}", tie.name, a.to_string(), tie.of, b.to_string()),
           where, "tied parameters have one shape and type");
+    if (spec.param(name).cut != spec.param(of).cut)
+      return user_error(fmt::format("of '{}' and '{}' a call that is cut cuts only one, or "
+                                    "another dimension",
+                                    tie.name, tie.of),
+                        where, "cut calls that share a parameter alike, or not at all");
     same[root(name).value] = root(of);
   }
 

@@ -64,7 +64,9 @@ private:
 
 /// How the ranks of a group may share a call: see ir::Cut. For Tensor and Experts the factory takes
 /// a Piece and makes that piece of the module, whose parameters are the whole module's or an equal
-/// part of their first dimension.
+/// part of one dimension. Devices store a parameter with that dimension outermost, so that a part
+/// is one run of memory, and the module sees a view of it: one that registers its parameters with
+/// such strides has the same ones there.
 struct CallCut {
   ir::Cut kind = ir::Cut::None;
   int64_t pieces = 1; ///< Tensor (heads, say), Experts: how many equal pieces there are

@@ -18,11 +18,17 @@ struct LayerNorm : Weights {
   }
 };
 
-struct Linear : Weights {
-  Linear(int64_t in, int64_t out, bool with_bias = true)
-      : Weights({out, in}, with_bias ? out : 0) {}
-  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
-};
+/// Zeros of this shape, with dimension `dim` outermost in memory.
+at::Tensor zeros_by(size_t dim, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  strides[dim] = 1;
+  for (size_t d = shape.size(); d-- > 0;)
+    if (d != dim) {
+      strides[d] = strides[dim];
+      strides[dim] *= shape[d];
+    }
+  return at::empty_strided(shape, strides).zero_(); // no view, which would keep what it is of
+}
 
 struct Embedding : torch::nn::Module {
   explicit Embedding(const GptConfig& c) {
@@ -35,48 +41,54 @@ struct Embedding : torch::nn::Module {
   std::shared_ptr<Weights> tok, pos;
 };
 
+/// Some of the heads, without the bias of the projection.
 struct Attention : torch::nn::Module {
-  explicit Attention(const GptConfig& c) : heads(c.heads) {
-    ln1 = register_module("ln1", std::make_shared<LayerNorm>(c.d_model));
-    qkv = register_module("qkv", std::make_shared<Linear>(c.d_model, 3 * c.d_model));
-    proj = register_module("proj", std::make_shared<Linear>(c.d_model, c.d_model));
+  Attention(int64_t d_model, int64_t heads, int64_t head_size)
+      : heads(heads), head_size(head_size) {
+    qkv = register_module("qkv",
+                          std::make_shared<Weights>(zeros_by(1, {3, heads, head_size, d_model}),
+                                                    zeros_by(1, {3, heads, head_size})));
+    proj = register_module("proj",
+                           std::make_shared<Weights>(zeros_by(1, {d_model, heads * head_size})));
   }
   at::Tensor forward(const at::Tensor& x) {
-    const int64_t B = x.size(0), T = x.size(1), d = x.size(2);
-    auto parts = qkv->forward(ln1->forward(x)) // [B, T, 3 d]
-                     .view({B, T, 3, heads, d / heads})
-                     .permute({2, 0, 3, 1, 4})
-                     .unbind(0); // 3 of [B, heads, T, d / heads]
-    at::Tensor y = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0,
-                                                    /*is_causal=*/true);
-    return x + proj->forward(y.transpose(1, 2).reshape({B, T, d}));
+    const int64_t B = x.size(0), T = x.size(1);
+    // A head's rows of q, k and v side by side: a view, as they are stored so.
+    const auto by_head = [](const at::Tensor& part) { return part.transpose(0, 1).flatten(0, 2); };
+    const Tensors parts = at::linear(x, by_head(qkv->weight), by_head(qkv->bias)) // [B, T, 3 d]
+                              .view({B, T, heads, 3, head_size})
+                              .permute({3, 0, 2, 1, 4})
+                              .unbind(0); // 3 of [B, heads, T, h]
+    const at::Tensor y = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0,
+                                                          /*is_causal=*/true);
+    return at::linear(y.transpose(1, 2).reshape({B, T, heads * head_size}), proj->weight);
   }
-  int64_t heads;
-  std::shared_ptr<LayerNorm> ln1;
-  std::shared_ptr<Linear> qkv, proj;
+  int64_t heads, head_size;
+  std::shared_ptr<Weights> qkv, proj;
 };
 
+/// Some of the hidden units, without the bias of the second layer.
 struct Mlp : torch::nn::Module {
-  explicit Mlp(const GptConfig& c) {
-    ln2 = register_module("ln2", std::make_shared<LayerNorm>(c.d_model));
-    fc1 = register_module("fc1", std::make_shared<Linear>(c.d_model, 4 * c.d_model));
-    fc2 = register_module("fc2", std::make_shared<Linear>(4 * c.d_model, c.d_model));
+  Mlp(int64_t d_model, int64_t units) {
+    fc1 = register_module("fc1", std::make_shared<Weights>(std::vector{units, d_model}, units));
+    fc2 = register_module("fc2", std::make_shared<Weights>(zeros_by(1, {d_model, units})));
   }
   at::Tensor forward(const at::Tensor& x) {
-    return x + fc2->forward(at::gelu(fc1->forward(ln2->forward(x))));
+    return at::linear(at::gelu(at::linear(x, fc1->weight, fc1->bias)), fc2->weight);
   }
-  std::shared_ptr<LayerNorm> ln2;
-  std::shared_ptr<Linear> fc1, fc2;
+  std::shared_ptr<Weights> fc1, fc2;
 };
 
-struct Head : torch::nn::Module {
-  explicit Head(const GptConfig& c) {
-    lnf = register_module("lnf", std::make_shared<LayerNorm>(c.d_model));
-    head = register_module("head", std::make_shared<Linear>(c.d_model, c.vocab, false));
-  }
-  at::Tensor forward(const at::Tensor& x) { return head->forward(lnf->forward(x)); }
-  std::shared_ptr<LayerNorm> lnf;
-  std::shared_ptr<Linear> head;
+/// The residual, and the bias of what is added to it.
+struct Add : torch::nn::Module {
+  explicit Add(int64_t size) { bias = register_parameter("bias", at::zeros({size})); }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) { return (x + y).add_(bias); }
+  at::Tensor bias;
+};
+
+struct Head : Weights {
+  using Weights::Weights;
+  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight); }
 };
 
 bool initialize(const std::string& name, at::Tensor& tensor, uint64_t seed) {
@@ -115,19 +127,42 @@ Result<Model> gpt(const GptConfig& c, DataSource data) {
   b.dtype(c.dtype);
   Value tokens = b.input("tokens", {c.batch, c.seq}, at::kLong);
   Value targets = b.input("targets", {c.batch, c.seq}, at::kLong);
+  const CallCut by_token{ir::Cut::Tokens};
+  const auto norm = [c] { return std::make_shared<LayerNorm>(c.d_model); };
+  const auto add = [c] { return std::make_shared<Add>(c.d_model); };
   Value x = b.call(
       {.name = "embed", .prefix = ""}, [c] { return std::make_shared<Embedding>(c); }, tokens);
   for (int64_t i = 0; i < c.layers; ++i) {
     auto layer = b.annotate("layer");
     const std::string prefix = fmt::format("blocks.{}", i);
-    x = b.call(
-        {fmt::format("attn{}", i), prefix, attention_flops},
-        [c] { return std::make_shared<Attention>(c); }, x);
-    x = b.call(
-        {fmt::format("mlp{}", i), prefix}, [c] { return std::make_shared<Mlp>(c); }, x);
+    Value n = b.call(
+        {.name = fmt::format("norm1.{}", i), .prefix = prefix + ".ln1", .cut = by_token}, norm, x);
+    Value y = b.call(
+        {fmt::format("attn{}", i), prefix, attention_flops, {ir::Cut::Tensor, c.heads}},
+        [c](Piece piece) {
+          return std::make_shared<Attention>(c.d_model, c.heads / piece.count, c.d_model / c.heads);
+        },
+        n);
+    x = b.call({.name = fmt::format("add1.{}", i), .prefix = prefix + ".proj", .cut = by_token},
+               add, x, y);
+    n = b.call({.name = fmt::format("norm2.{}", i), .prefix = prefix + ".ln2", .cut = by_token},
+               norm, x);
+    y = b.call(
+        {.name = fmt::format("mlp{}", i),
+         .prefix = prefix,
+         .cut = {ir::Cut::Tensor, 4 * c.d_model}},
+        [c](Piece piece) { return std::make_shared<Mlp>(c.d_model, 4 * c.d_model / piece.count); },
+        n);
+    x = b.call({.name = fmt::format("add2.{}", i), .prefix = prefix + ".fc2", .cut = by_token}, add,
+               x, y);
   }
+  x = b.call({.name = "norm", .prefix = "lnf", .cut = by_token}, norm, x);
   x = b.call(
-      {.name = "head", .prefix = ""}, [c] { return std::make_shared<Head>(c); }, x);
+      "head",
+      [c] {
+        return std::make_shared<Head>(std::vector{c.vocab, c.d_model}, 0);
+      },
+      x);
   if (c.tied)
     b.tie("head.weight", "tok.weight");
   PIPER_TRY(Model model, b.loss(x, targets));

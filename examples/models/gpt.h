@@ -1,16 +1,27 @@
 // A GPT: pre-norm transformer with learned positions and causal attention, trained to predict the
 // next token by mean cross entropy.
 //
-//   call     annotation  parameters                                                 output
-//   embed                tok.weight pos.weight                                      [B, T, d]
-//   attn{i}  layer = i   blocks.{i}. ln1.weight ln1.bias qkv.… proj.…               [B, T, d]
-//   mlp{i}   layer = i   blocks.{i}. ln2.… fc1.… fc2.…                              [B, T, d]
-//   head                 lnf.weight lnf.bias head.weight (tok.weight where tied)    [B, T, vocab]
+//   call       annotation  parameters                                               output
+//   embed                  tok.weight [vocab, d], pos.weight [seq, d]               [B, T, d]
+//   norm1.{i}  layer = i   blocks.{i}.ln1. weight bias [d]                          [B, T, d]
+//   attn{i}    layer = i   blocks.{i}. qkv.weight [3, heads, h, d] qkv.bias [3, heads, h]
+//                          proj.weight [d, d]                                       [B, T, d]
+//   add1.{i}   layer = i   blocks.{i}.proj.bias [d]                                 [B, T, d]
+//   norm2.{i}  layer = i   blocks.{i}.ln2. weight bias [d]                          [B, T, d]
+//   mlp{i}     layer = i   blocks.{i}. fc1.weight [4 d, d] fc1.bias [4 d]
+//                          fc2.weight [d, 4 d]                                      [B, T, d]
+//   add2.{i}   layer = i   blocks.{i}.fc2.bias [d]                                  [B, T, d]
+//   norm                   lnf. weight bias [d]                                     [B, T, d]
+//   head                   head.weight [vocab, d] (tok.weight where tied)           [B, T, vocab]
 //   loss                                                                            scalar
 //
-// x = tok[t] + pos; x += proj(sdpa(qkv(ln1(x)))); x += fc2(gelu(fc1(ln2(x)))), with the exact GELU;
-// logits = head(lnf(x)). qkv gives q, k and v stacked in this order, each split to heads. Inputs:
+// with h = d / heads. x = tok[t] + pos; x += proj(sdpa(qkv(ln1(x)))); x += fc2(gelu(fc1(ln2(x)))),
+// with the exact GELU; logits = head(lnf(x)). qkv gives q, k and v, each split to heads. Inputs:
 // "tokens" and "targets", integers [batch, seq].
+//
+// attn is cut by heads and mlp by hidden units, along the outputs of qkv and fc1 and the inputs of
+// proj and fc2 (arXiv 1909.08053). What they give is a sum, so the biases of proj and fc2 come with
+// the residual after it.
 #pragma once
 
 #include "compiler/frontend/model.h"

@@ -22,7 +22,8 @@ Result<void> check_sizes(const std::string& model,
 void fill_uniform(const std::string& name, at::Tensor& tensor, uint64_t seed, double deviation) {
   const uint64_t key = mix(seed) ^ fnv1a64(name);
   const double scale = 2 * std::sqrt(3.0) * deviation;
-  at::Tensor flat = tensor.view(-1);
+  const at::Tensor rows = tensor.contiguous(); // itself, if its memory has that order
+  const at::Tensor flat = rows.view(-1);
   std::array<double, 1024> values; // not a second tensor as large as the first
   for (int64_t begin = 0; begin < flat.numel();) {
     const auto count = std::min<int64_t>(std::ssize(values), flat.numel() - begin);
@@ -32,6 +33,8 @@ void fill_uniform(const std::string& name, at::Tensor& tensor, uint64_t seed, do
     flat.narrow(0, begin, count).copy_(at::from_blob(values.data(), {count}, at::kDouble));
     begin += count;
   }
+  if (!rows.is_same(tensor))
+    tensor.copy_(rows);
 }
 
 } // namespace piper::models

@@ -16,10 +16,12 @@ namespace piper::models {
 /// The parameters "weight" and, if wanted, "bias", zero until an initializer fills them: the
 /// constructors of torch::nn draw random numbers that would only be overwritten.
 struct Weights : torch::nn::Module {
-  Weights(std::vector<int64_t> shape, int64_t bias_size) {
-    weight = register_parameter("weight", at::zeros(shape));
-    if (bias_size > 0)
-      bias = register_parameter("bias", at::zeros({bias_size}));
+  Weights(std::vector<int64_t> shape, int64_t bias_size)
+      : Weights(at::zeros(shape), bias_size > 0 ? at::zeros({bias_size}) : at::Tensor()) {}
+  explicit Weights(at::Tensor weights, at::Tensor biases = {}) {
+    weight = register_parameter("weight", std::move(weights));
+    if (biases.defined())
+      bias = register_parameter("bias", std::move(biases));
   }
   at::Tensor weight, bias;
 };

@@ -39,6 +39,10 @@ class Check(ProgramTest):
         self.verdict("dp:2", *llama, "--tied")
         self.verdict("zero3:2", *llama, "--processes", "2")
 
+    def test_tensor_parallel(self):
+        self.verdict("tp:2x1f1b:2", "--microbatches", "2")
+        self.verdict("sp:2", "--tied", "--processes", "2")
+
     def test_several_processes(self):
         self.verdict("1f1b:2", "--microbatches", "4", "--processes", "2")
         self.verdict("zero3:2", "--microbatches", "4", "--processes", "2")

@@ -485,7 +485,7 @@ private:
     return equal ? static_cast<uint32_t>(parts[0]) : terms_.garbage(parts);
   }
   bool is_cut(ParamId param, const Place& at) const {
-    return (at.layout == Layout::Weights && model_.param(param).cut) ||
+    return (at.layout == Layout::Weights && model_.param(param).cut >= 0) ||
            at.layout == Layout::Experts;
   }
 

@@ -212,6 +212,66 @@ TEST_CASE("a module called twice shares its parameters") {
   CHECK(model->call_module == std::vector<uint32_t>{0, 0, 1});
 }
 
+TEST_CASE("a piece of a module has its part of one dimension of some parameters") {
+  struct Joined : torch::nn::Module {
+    explicit Joined(const std::vector<std::vector<int64_t>>& shapes) {
+      for (size_t i = 0; i < shapes.size(); ++i)
+        weights.push_back(register_parameter("w" + std::to_string(i), at::zeros(shapes[i])));
+    }
+    at::Tensor forward(const at::Tensor& x) { return x * weights[0].sum(); }
+    std::vector<at::Tensor> weights;
+  };
+  using Shapes = std::vector<std::vector<int64_t>>;
+  const auto model = [](Shapes whole, Shapes piece) {
+    ModelBuilder b;
+    Value x = b.call(
+        {.name = "a", .cut = {ir::Cut::Tensor, 2}},
+        [=](Piece its) { return std::make_shared<Joined>(its.count == 1 ? whole : piece); },
+        input(b));
+    return b.loss(b.call("mean", mean, x));
+  };
+  const auto cuts = model({{4, 6}, {3, 6}, {3, 2, 4}, {5}}, {{2, 6}, {3, 3}, {3, 1, 4}, {5}});
+  REQUIRE(cuts.ok());
+  std::vector<int> dims;
+  for (const ir::ModelParam& param : cuts->spec->params)
+    dims.push_back(param.cut);
+  CHECK(dims == std::vector<int>{0, 1, 1, -1});
+
+  const auto refused = [&](Shapes whole, Shapes piece) {
+    const auto made = model(std::move(whole), std::move(piece));
+    REQUIRE_FALSE(made.ok());
+    CHECK(made.error().hint == "a piece has the whole parameter, or its part of one dimension");
+    return made.error().message;
+  };
+  CHECK(refused({{4, 6}}, {{2, 3}}) ==
+        "in one of 2 pieces its parameter 'w0' of shape [4,6] is [2,3]");
+  CHECK(refused({{4, 6}}, {{4, 2}}) ==
+        "in one of 2 pieces its parameter 'w0' of shape [4,6] is [4,2]");
+  CHECK(refused({{4, 6}}, {{12}}) ==
+        "in one of 2 pieces its parameter 'w0' of shape [4,6] is [12]");
+  CHECK(refused({{4}, {4}}, {{2}}) ==
+        "in one of 2 pieces its parameter 'w1' of shape [4] is missing");
+}
+
+TEST_CASE("a parameter that is cut in one call alone cannot be tied") {
+  struct Scale : torch::nn::Module {
+    explicit Scale(int64_t size) { weight = register_parameter("weight", at::zeros({size, 4})); }
+    at::Tensor forward(const at::Tensor& x) { return x * weight.sum(); }
+    at::Tensor weight;
+  };
+  ModelBuilder b;
+  Value x = b.call(
+      "a", [] { return std::make_shared<Scale>(4); }, input(b));
+  x = b.call(
+      {.name = "b", .cut = {ir::Cut::Tensor, 2}},
+      [](Piece piece) { return std::make_shared<Scale>(4 / piece.count); }, x);
+  b.tie("b.weight", "a.weight");
+  const auto model = b.loss(b.call("mean", mean, x));
+  REQUIRE_FALSE(model.ok());
+  CHECK(model.error().message ==
+        "of 'b.weight' and 'a.weight' a call that is cut cuts only one, or another dimension");
+}
+
 TEST_CASE("tied parameters are one, with one value wherever they are built") {
   ModelBuilder b;
   b.tie("c.weight", "b.weight");

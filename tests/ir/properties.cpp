@@ -89,7 +89,7 @@ ModelSpec model_spec() {
   for (const std::string& each : distinct_names(2, 5))
     model.values.push_back({each, tensor_type(), flag(), {}, flag()});
   for (const std::string& each : distinct_names(1, 4))
-    model.params.push_back({each, tensor_type(), flag()});
+    model.params.push_back({each, tensor_type(), static_cast<int>(number(-1, 3))});
   size_t made = 1; // the first value is an input
   for (const std::string& each : distinct_names(1, 4)) {
     ModelCall call;

@@ -1,6 +1,9 @@
 // Tensor, sequence and expert parallelism against one device, in float64. Partial sums are added in
 // another order than on one device, so 1e-12 relative.
+#include "compiler/frontend/model_builder.h"
 #include "examples/models/registry.h"
+#include "examples/models/rows.h"
+#include "examples/models/weights.h"
 #include "tests/parity/cluster.h"
 
 #include <ATen/ATen.h>
@@ -37,6 +40,13 @@ std::shared_ptr<const Model> moe() {
       R"({"layers": 2, "d_model": 16, "heads": 4, "kv_heads": 2, "experts": 4, "top_k": 2,
           "d_ff": 12, "seq": 8, "batch": 16, "balance_weight": 0.1, "dtype": "float64",
           "sample_microbatches": 4})"));
+}
+
+std::shared_ptr<const Model> gpt(bool tied = false) {
+  return made(models::make_gpt(fmt::format(
+      R"({{"layers": 2, "d_model": 16, "heads": 4, "seq": 8, "batch": 16, "tied": {},
+          "dtype": "float64", "sample_microbatches": 4}})",
+      tied)));
 }
 
 struct Outcome {
@@ -109,6 +119,70 @@ TEST_CASE("tensor and sequence parallel learn what one device learns") {
                       {"sp:2xzero2:2xzbv:2", 8}});
 }
 
+TEST_CASE("gpt, whose weights lie as PyTorch has them, is cut along rows and columns") {
+  check_all(gpt(), {{"tp:2", 2},
+                    {"tp:4", 4},
+                    {"sp:2", 2},
+                    {"sp:4", 4},
+                    {"tp:2xdp:2", 4},
+                    {"tp:2xzero1:2", 4},
+                    {"tp:2xzero3:2", 4},
+                    {"tp:2x1f1b:2", 4},
+                    {"tp:2xdp:2x1f1b:2", 8},
+                    {"sp:2xzero2:2xzbv:2", 8}});
+}
+
+TEST_CASE("a head that is tied to the embedding stays whole where others are cut") {
+  check_all(gpt(true), {{"tp:2", 2}, {"sp:2xdp:2", 4}, {"tp:2x1f1b:2", 4}});
+}
+
+TEST_CASE("heads that ranks cannot share evenly are refused") {
+  const auto compiled = Cluster(gpt(), 3).compile(named("tp:3"));
+  REQUIRE_FALSE(compiled.ok());
+  CHECK(compiled.error().message == "'attn0' makes 4 pieces, which 3 devices cannot share evenly");
+}
+
+/// tanh, or a view of it: its backward reads the very memory of what the call gives.
+struct Activated : torch::nn::Module {
+  Activated(int64_t units, bool flat) : flat(flat) {
+    weight = register_parameter("weight", at::zeros({units, 6, 6}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor sum;
+    for (const at::Tensor& unit : weight.unbind(0)) {
+      const at::Tensor made = at::tanh(at::matmul(x, unit));
+      sum = sum.defined() ? sum + made : made;
+    }
+    return flat ? sum.flatten(1) : sum;
+  }
+  bool flat;
+  at::Tensor weight;
+};
+
+TEST_CASE("a sum over ranks leaves alone what a backward has saved under another name") {
+  for (const bool flat : {false, true}) {
+    ModelBuilder b("activated");
+    b.dtype(at::kDouble);
+    Value x = b.input("x", {8, 2, 6}, at::kDouble);
+    for (int i = 0; i < 2; ++i)
+      x = b.call(
+          {.name = fmt::format("tanh{}", i), .cut = {ir::Cut::Tensor, 2}},
+          [flat, i](Piece piece) {
+            return std::make_shared<Activated>(2 / piece.count, flat && i == 1);
+          },
+          x);
+    x = b.call(
+        "mean", [](const at::Tensor& y) { return (y * y).mean(); }, x);
+    Model model = b.loss(x).value_or_throw();
+    model.initializer = [](const std::string& name, at::Tensor& tensor, uint64_t seed) {
+      models::fill_uniform(name, tensor, seed, 0.5);
+      return true;
+    };
+    model.data = models::random_rows({{.input = "x", .shape = {2, 6}, .dtype = at::kDouble}}, 1);
+    check_all(std::make_shared<const Model>(std::move(model)), {{"tp:2", 2}, {"tp:2xdp:2", 4}});
+  }
+}
+
 TEST_CASE("tensor parallel splits attention beside experts that all ranks have") {
   check_all(moe(), {{"tp:2", 2}, {"sp:2", 2}, {"tp:2xdp:2", 4}});
 }
@@ -141,6 +215,11 @@ TEST_CASE("sharded calls are recomputed, split and fused as others are") {
   const Strategy tensors = Strategy().split({}, 4).shard_tensor({}, {0, 1}, 0, true);
   check(train(model, Strategy(tensors).recompute({}), 2), single);
   check(train(model, Strategy(tensors).split_backward({}).fuse({}), 2), single);
+  const auto dense = gpt();
+  const Outcome alone = train(dense, named("single"), 1);
+  check(train(dense, Strategy(tensors).recompute({}), 2), alone);
+  check(train(dense, Strategy(tensors).split_backward({}), 2), alone);
+  check(train(dense, Strategy(tensors).split_backward({}).recompute({}).fuse({}), 2), alone);
 }
 
 TEST_CASE("an expert without a token is trained like any other") {
@@ -152,13 +231,19 @@ TEST_CASE("an expert without a token is trained like any other") {
 }
 
 TEST_CASE("state moves between layouts that cut parameters and those that do not") {
-  const auto model = moe();
+  const bool dense = GENERATE(true, false);
+  CAPTURE(dense);
+  const auto model = dense ? gpt() : moe();
   Cluster still(model, 1, clipping());
   REQUIRE(still.start(named("single")).ok());
   Cluster moving(model, 4, clipping());
   REQUIRE(moving.start(named("single")).ok());
   std::vector<double> want, got;
-  for (const char* next : {"tp:2", "ep:2", "dp:2xep:2", "tp:2xzero3:2", "ep:4", "1f1b:2", "sp:2"}) {
+  const auto layouts =
+      dense ? std::vector<std::string>{"tp:2", "zero3:4", "tp:4", "tp:2xzero3:2", "1f1b:2", "sp:2"}
+            : std::vector<std::string>{"tp:2", "ep:2",   "dp:2xep:2", "tp:2xzero3:2",
+                                       "ep:4", "1f1b:2", "sp:2"};
+  for (const std::string& next : layouts) {
     INFO(next);
     if (auto changed = moving.change(named(next)); !changed.ok())
       FAIL(changed.error().to_string());
