@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <tuple>
+#include <utility>
 
 namespace piper::ir {
 
@@ -30,13 +31,13 @@ std::optional<Layout> parse_layout(std::string_view text) {
 int64_t Group::shares() const {
   if (!replicated)
     return 1;
-  return static_cast<int64_t>(layout == Layout::Experts ? size() : size() / ways);
+  return static_cast<int64_t>(size() / (layout == Layout::Experts ? outside : ways));
 }
 
 int64_t Group::share(int rank) const {
   if (!replicated)
     return 0;
-  return layout == Layout::Experts ? rank : rank / static_cast<int>(ways);
+  return rank / static_cast<int>(layout == Layout::Experts ? outside : ways);
 }
 
 uint32_t Group::copies() const {
@@ -56,7 +57,7 @@ Group Group::whole() const {
   Group group = *this;
   group.layout = Layout::Whole;
   if (layout == Layout::Experts)
-    group.ways = 1;
+    group.ways = std::exchange(group.outside, 1);
   return group;
 }
 
@@ -87,7 +88,7 @@ std::optional<Move> move_between(const Group& from, const Group& to) {
   if (move == Move::AllToAll) {
     const auto& [experts, rows] =
         from.layout == Layout::Experts ? std::tie(from, to) : std::tie(to, from);
-    return experts.devices == rows.devices && rows.ways == 1 ? move : std::nullopt;
+    return experts.devices == rows.devices && rows.ways == experts.outside ? move : std::nullopt;
   }
   return move && from.same_blocks(to) ? move : std::nullopt;
 }
@@ -96,9 +97,13 @@ TensorType type_on(const Group& group, const ModelValue& value) {
   TensorType type = value.type;
   if (group.layout == Layout::Tokens && type.dims.size() > 1)
     type.dims[1] /= group.ways;
-  if (group.layout == Layout::Experts && value.is_counts) { // a line a source
-    type.dims[0] *= group.ways;
-    type.dims[1] /= group.ways;
+  if (group.layout == Layout::Experts) {
+    if (value.is_counts) { // a line a source
+      type.dims[0] *= group.ways / group.outside;
+      type.dims[1] /= group.ways;
+    } else { // as many rows as it has on average
+      type.dims[0] = (type.dims[0] + group.outside - 1) / group.outside;
+    }
   }
   return type;
 }

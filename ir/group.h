@@ -52,11 +52,11 @@ struct Group {
   bool replicated = false;          ///< blocks work on shares of the batch of their own
   uint32_t ways = 1;                ///< ranks of a block
   Layout layout = Layout::Whole;
+  uint32_t outside = 1; ///< Experts: `ways` of what is around them, in which ranks share rows
   bool operator==(const Group&) const = default;
 
   size_t size() const { return devices.size(); }
-  /// Into how many shares the group cuts the rows of a microbatch. Of Experts: that of each rank,
-  /// as many rows as it has on average.
+  /// Into how many shares the group cuts the rows of a microbatch. Of Experts: as around them.
   int64_t shares() const;
   /// Which share a rank works on.
   int64_t share(int rank) const;
@@ -81,14 +81,14 @@ struct Group {
   bool same_blocks(const Group& other) const {
     return devices == other.devices && ways == other.ways;
   }
-  /// The group on the same devices where values are Whole. Outside of its experts, each rank of a
-  /// block has rows of its own.
+  /// The group on the same devices where values are Whole; of Experts, the one around them.
   Group whole() const;
 };
 
 /// What a collective within a block does to move a value from one layout to another.
 enum class Move : uint8_t { Slice, AllReduce, ReduceScatter, AllGather, AllToAll };
-/// None where there is no such move. An all-to-all happens in the blocks of the experts.
+/// None where there is no such move. An all-to-all happens in the blocks of the experts: of ranks
+/// around them that share rows one sends each row, and all get what comes back.
 std::optional<Move> move_between(const Group& from, const Group& to);
 
 /// The type of a value as one rank of the group has it. Rows are those of the rank's share.

@@ -124,8 +124,10 @@ private:
       return std::max<int64_t>(0, bytes.fixed + part_of(bytes.per_row * rows_));
     case Layout::Weights:
       return part_of(bytes.at(rows_));
-    case Layout::Experts: // its rows are a rank's already
-      return std::max<int64_t>(0, part_of(bytes.fixed) + bytes.per_row * rows_);
+    case Layout::Experts: // the rows are those of ranks that share them
+      return std::max<int64_t>(0, part_of(bytes.fixed) +
+                                      (bytes.per_row * rows_ + group_->outside - 1) /
+                                          int64_t{group_->outside});
     case Layout::Whole:
     case Layout::Partial:
       break;

@@ -357,6 +357,10 @@ void append_groups(std::string& out, const std::vector<Group>& groups) {
       out += " layout ";
       out += to_string(groups[i].layout);
     }
+    if (groups[i].outside != 1) {
+      out += " outside ";
+      append_int(out, groups[i].outside);
+    }
     out += '\n';
   }
 }
@@ -377,6 +381,8 @@ Group read_group_line(Reader& in, size_t expected) {
       in.fail(fmt::format("there is no layout \"{}\"", word));
     group.layout = *layout;
   }
+  if (in.accept("outside"))
+    group.outside = in.index("a number of ranks");
   in.end_line();
   return group;
 }

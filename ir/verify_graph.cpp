@@ -65,6 +65,9 @@ private:
       if (const uint32_t ways = graph_.groups[g].ways; ways < 1 || devices.size() % ways != 0)
         return wrong(
             fmt::format("group g{} has {} devices in blocks of {}", g, devices.size(), ways));
+      if (const Group& group = graph_.groups[g]; group.outside < 1 || group.ways % group.outside)
+        return wrong(fmt::format("group g{} has blocks of {} around experts shared by {}", g,
+                                 group.outside, group.ways));
     }
     std::unordered_set<std::string_view> names;
     std::vector<bool> held(model.params.size());

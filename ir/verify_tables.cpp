@@ -15,6 +15,9 @@ Result<void> groups(const PlanSet& set) {
     if (const uint32_t ways = set.groups[g].ways; ways < 1 || devices.size() % ways != 0)
       return wrong_set(
           set, fmt::format("group g{} has {} devices in blocks of {}", g, devices.size(), ways));
+    if (const Group& group = set.groups[g]; group.outside < 1 || group.ways % group.outside != 0)
+      return wrong_set(set, fmt::format("group g{} has blocks of {} around experts shared by {}", g,
+                                        group.outside, group.ways));
     std::sort(devices.begin(), devices.end());
     if (auto twice = std::adjacent_find(devices.begin(), devices.end()); twice != devices.end())
       return wrong_set(set, fmt::format("group g{} has device {} twice", g, *twice));

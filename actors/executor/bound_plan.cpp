@@ -547,6 +547,7 @@ Binder::Bound Binder::bind_redistribute(const Instruction& instruction) {
   auto bound = std::make_unique<AllToAllInstruction>();
   fill(*bound);
   bound->to_experts = to.layout == Layout::Experts;
+  bound->sharers = (bound->to_experts ? to : from).outside;
   if (!model_.value(value(target)).is_counts) {
     bound->sent_counts = slot(instruction.inputs.at(1));
     bound->received_counts = slot(instruction.inputs.at(2));

@@ -149,6 +149,7 @@ protected:
 /// many rows of each rank (a line) go to each expert; without them it is the counts that move.
 struct AllToAllInstruction final : RedistributeInstruction {
   bool to_experts = true;
+  size_t sharers = 1; ///< ranks in a row that have the same rows around the experts
   const at::Tensor* sent_counts = nullptr;     ///< as they are where the value comes from
   const at::Tensor* received_counts = nullptr; ///< as they are where it goes
 

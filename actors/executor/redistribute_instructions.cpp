@@ -108,7 +108,8 @@ Result<void> AllToAllInstruction::transfer() {
   return sent_counts ? move_rows() : move_counts();
 }
 
-/// Each rank has a line [1, experts] and gets the columns of its experts, [ranks, experts / ranks].
+/// Each rank has a line [1, experts] and gets the columns of its experts, [sources, experts of a
+/// rank]. Ranks that share rows are one source.
 Result<void> AllToAllInstruction::move_counts() {
   const auto ranks = static_cast<int64_t>(block.size());
   const int64_t experts = source->numel() / ranks;
@@ -117,14 +118,18 @@ Result<void> AllToAllInstruction::move_counts() {
   PIPER_CHECK_OK(state->endpoint.all_gather(block, key, lines.mutable_data_ptr(),
                                             static_cast<size_t>(lines.numel()), ir::DType::I64,
                                             state->wait_until()));
-  *target = lines.narrow(1, static_cast<int64_t>(rank) * experts, experts).contiguous();
+  *target = lines.slice(0, 0, ranks, static_cast<int64_t>(sharers))
+                .narrow(1, static_cast<int64_t>(rank) * experts, experts)
+                .contiguous();
   return {};
 }
 
 /// At its source a rank's rows are sorted by expert, and so by the rank that has it; at the experts
-/// by expert and then by the rank that they come from. One message goes each way between two ranks.
+/// by expert and then by the source that they come from. One message goes each way between two
+/// ranks. Of ranks that share rows the one at the receiver's place among its own sends them; all
+/// get what comes back.
 Result<void> AllToAllInstruction::move_rows() {
-  const size_t ranks = block.size();
+  const size_t ranks = block.size(), sources = ranks / sharers, own = rank / sharers;
   const int64_t* outside = (to_experts ? sent_counts : received_counts)->const_data_ptr<int64_t>();
   const at::Tensor& inside_counts = to_experts ? *received_counts : *sent_counts;
   const int64_t* inside = inside_counts.const_data_ptr<int64_t>();
@@ -132,7 +137,7 @@ Result<void> AllToAllInstruction::move_rows() {
 
   const at::Tensor rows = source->contiguous();
   std::vector<int64_t> shape = rows.sizes().vec();
-  shape[0] = to_experts ? std::accumulate(inside, inside + ranks * experts, int64_t{0})
+  shape[0] = to_experts ? std::accumulate(inside, inside + sources * experts, int64_t{0})
                         : std::accumulate(outside, outside + ranks * experts, int64_t{0});
   *target = at::empty(shape, rows.options());
   size_t row_bytes = rows.element_size();
@@ -141,8 +146,8 @@ Result<void> AllToAllInstruction::move_rows() {
   char* const from = static_cast<char*>(rows.mutable_data_ptr());
   char* const to = static_cast<char*>(target->mutable_data_ptr());
 
-  // Where the rows of each rank begin outside, and those of each rank and expert at the experts.
-  std::vector<size_t> outside_at(ranks + 1), inside_at(ranks * experts);
+  // Where the rows of each rank begin outside, and those of each source and expert at the experts.
+  std::vector<size_t> outside_at(ranks + 1), inside_at(sources * experts);
   for (size_t r = 0; r < ranks; ++r) {
     outside_at[r + 1] = outside_at[r];
     for (size_t e = 0; e < experts; ++e)
@@ -150,63 +155,70 @@ Result<void> AllToAllInstruction::move_rows() {
   }
   size_t at = 0;
   for (size_t e = 0; e < experts; ++e)
-    for (size_t r = 0; r < ranks; ++r) {
-      inside_at[r * experts + e] = at;
-      at += static_cast<size_t>(inside[r * experts + e]) * row_bytes;
+    for (size_t s = 0; s < sources; ++s) {
+      inside_at[s * experts + e] = at;
+      at += static_cast<size_t>(inside[s * experts + e]) * row_bytes;
     }
-  const auto runs_of = [&](char* base, size_t r) {
+  const auto runs_of = [&](char* base, size_t s) {
     std::vector<ScatterSink::Run> runs;
     for (size_t e = 0; e < experts; ++e)
-      runs.push_back({base + inside_at[r * experts + e],
-                      static_cast<size_t>(inside[r * experts + e]) * row_bytes});
+      runs.push_back({base + inside_at[s * experts + e],
+                      static_cast<size_t>(inside[s * experts + e]) * row_bytes});
     return runs;
   };
-
-  for (size_t r = 0; r < ranks; ++r) {
-    if (to_experts) {
-      const size_t bytes = outside_at[r + 1] - outside_at[r];
-      if (r == rank) // stays
-        ScatterSink(runs_of(to, r)).adopt({from + outside_at[r], bytes, nullptr, nullptr});
-      else if (bytes > 0)
-        PIPER_CHECK_OK(
-            state->endpoint.send(block[r], key, payload_of(rows, from + outside_at[r], bytes)));
-      continue;
-    }
-    // Back: what came from one rank lies in pieces.
-    const std::vector<ScatterSink::Run> runs = runs_of(from, r);
+  const auto bytes_of = [](const std::vector<ScatterSink::Run>& runs) {
     size_t bytes = 0;
     for (const auto& run : runs)
       bytes += run.bytes;
+    return bytes;
+  };
+  const auto receive = [&](size_t r, std::vector<ScatterSink::Run> runs) -> Result<void> {
+    const size_t bytes = bytes_of(runs);
+    if (bytes == 0)
+      return {};
+    ScatterSink sink(std::move(runs));
+    PIPER_CHECK_OK(state->endpoint.recv(block[r], key, bytes, sink, state->wait_until()));
+    sink.finish();
+    return {};
+  };
+
+  if (to_experts) {
+    for (size_t r = rank % sharers; r < ranks; r += sharers) {
+      const size_t bytes = outside_at[r + 1] - outside_at[r];
+      if (r == rank) // stays
+        ScatterSink(runs_of(to, own)).adopt({from + outside_at[r], bytes, nullptr, nullptr});
+      else if (bytes > 0)
+        PIPER_CHECK_OK(
+            state->endpoint.send(block[r], key, payload_of(rows, from + outside_at[r], bytes)));
+    }
+    for (size_t s = 0; s < sources; ++s)
+      if (s != own)
+        PIPER_CHECK_OK(receive(s * sharers + rank % sharers, runs_of(to, s)));
+    return {};
+  }
+  // Back: what came from one source lies in pieces.
+  for (size_t s = 0; s < sources; ++s) {
+    const std::vector<ScatterSink::Run> runs = runs_of(from, s);
+    const size_t bytes = bytes_of(runs);
     if (bytes == 0)
       continue;
-    at::Tensor packed =
-        r == rank ? at::Tensor()
-                  : at::empty({static_cast<int64_t>(bytes)}, rows.options().dtype(at::kByte));
-    char* out = r == rank ? to + outside_at[r] : static_cast<char*>(packed.mutable_data_ptr());
-    char* const first = out;
+    const at::Tensor packed =
+        s == own ? *target
+                 : at::empty({static_cast<int64_t>(bytes)}, rows.options().dtype(at::kByte));
+    char* const first =
+        s == own ? to + outside_at[rank] : static_cast<char*>(packed.mutable_data_ptr());
+    char* out = first;
     for (const auto& run : runs) {
       std::memcpy(out, run.to, run.bytes);
       out += run.bytes;
     }
+    for (size_t r = s * sharers; r < (s + 1) * sharers; ++r)
+      if (r != rank)
+        PIPER_CHECK_OK(state->endpoint.send(block[r], key, payload_of(packed, first, bytes)));
+  }
+  for (size_t r = 0; r < ranks; ++r)
     if (r != rank)
-      PIPER_CHECK_OK(state->endpoint.send(block[r], key, payload_of(packed, first, bytes)));
-  }
-  for (size_t r = 0; r < ranks; ++r) {
-    if (r == rank)
-      continue;
-    std::vector<ScatterSink::Run> runs =
-        to_experts ? runs_of(to, r)
-                   : std::vector<ScatterSink::Run>{
-                         {to + outside_at[r], outside_at[r + 1] - outside_at[r]}};
-    size_t bytes = 0;
-    for (const auto& run : runs)
-      bytes += run.bytes;
-    if (bytes == 0)
-      continue;
-    ScatterSink sink(std::move(runs));
-    PIPER_CHECK_OK(state->endpoint.recv(block[r], key, bytes, sink, state->wait_until()));
-    sink.finish();
-  }
+      PIPER_CHECK_OK(receive(r, {{to + outside_at[r], outside_at[r + 1] - outside_at[r]}}));
   return {};
 }
 

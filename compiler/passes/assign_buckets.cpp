@@ -174,7 +174,7 @@ Result<GroupId> intern_union(Graph& graph, const Homes& homes, CallId user,
   if (homes.size() == 1)
     return homes.front();
   const Group& first = graph.groups[homes.front().value];
-  Group all{.ways = first.ways, .layout = first.layout};
+  Group all{.ways = first.ways, .layout = first.layout, .outside = first.outside};
   for (GroupId id : homes) {
     const Group& group = graph.groups[id.value];
     if (group.layout != first.layout || group.ways != first.ways)

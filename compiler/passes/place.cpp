@@ -21,11 +21,16 @@ std::string list(const std::vector<DeviceIndex>& devices) {
 /// What the directives say of one call.
 struct Placement {
   const std::vector<DeviceIndex>* devices = nullptr;
-  size_t place = SIZE_MAX, replicate = SIZE_MAX, shard = SIZE_MAX; ///< the directives, if any
-  uint32_t ways = 1;                                               ///< as `shard` says
+  /// The directives, if any: `tensors` is a shard_tensor, `experts` a shard.
+  size_t place = SIZE_MAX, replicate = SIZE_MAX, tensors = SIZE_MAX, experts = SIZE_MAX;
+  uint32_t tensor_ways = 1, expert_ways = 1;
   Layout layout = Layout::Whole;
+  uint32_t ways() const { return layout == Layout::Experts ? expert_ways : tensor_ways; }
   size_t directive() const {
-    return place != SIZE_MAX ? place : replicate != SIZE_MAX ? replicate : shard;
+    for (size_t each : {place, replicate, tensors})
+      if (each != SIZE_MAX)
+        return each;
+    return experts;
   }
 };
 
@@ -152,15 +157,15 @@ Result<void> check_any_cut(const Graph& graph, const ByCall<Placement>& placemen
   const Placement* sharded = nullptr;
   for (size_t c = 0; c < placements.calls(); ++c)
     for (int32_t m = 0; m < placements.parts(); ++m)
-      if (const Placement& placement = placements.at(c, m); placement.shard != SIZE_MAX) {
-        if (placement.layout != Layout::Whole)
+      if (const Placement& placement = placements.at(c, m); placement.tensors != SIZE_MAX) {
+        if (placement.layout == Layout::Weights || placement.layout == Layout::Tokens)
           return {};
         sharded = &placement;
       }
   if (!sharded)
     return {};
   return user_error("none of the calls that are sharded can be cut",
-                    graph.strategy->describe(sharded->shard),
+                    graph.strategy->describe(sharded->tensors),
                     "say in the model how calls are cut (CallOptions::cut), or use replicate");
 }
 
@@ -186,18 +191,19 @@ Result<ByCall<Placement>> read_directives(const CompileOptions& options, const G
                                         list(*placement.devices),
                                         strategy.describe(placement.directive())),
                             strategy.describe(d), "place each call once, or on the same devices");
-        if (sharding && placement.shard != SIZE_MAX)
+        if (sharding && placement.*which != SIZE_MAX)
           return user_error(fmt::format("'{}' is sharded here and by {}",
                                         graph.model->call(call).name,
-                                        strategy.describe(placement.shard)),
+                                        strategy.describe(placement.*which)),
                             strategy.describe(d), "shard each call once");
         placement.devices = &devices;
         placement.*which = d;
         if (!sharding)
           continue;
         PIPER_CHECK_OK(check_cut(graph, *sharding, graph.model->call(call)));
-        placement.ways = sharding->ways;
-        placement.layout = sharding->layout_of(graph.model->call(call));
+        (sharding->experts ? placement.expert_ways : placement.tensor_ways) = sharding->ways;
+        if (placement.layout != Layout::Experts) // which is about the call's own rows
+          placement.layout = sharding->layout_of(graph.model->call(call));
       }
     }
     return {};
@@ -210,11 +216,11 @@ Result<ByCall<Placement>> read_directives(const CompileOptions& options, const G
     else if (const auto* experts = std::get_if<Shard>(&strategy.directives[d].body)) {
       PIPER_TRY(const Sharding sharding,
                 check_sharding(graph, d, experts->devices, experts->ways, true, false));
-      PIPER_CHECK_OK(apply(d, experts->filter, experts->devices, &Placement::shard, &sharding));
+      PIPER_CHECK_OK(apply(d, experts->filter, experts->devices, &Placement::experts, &sharding));
     } else if (const auto* tensors = std::get_if<ShardTensor>(&strategy.directives[d].body)) {
       PIPER_TRY(const Sharding sharding, check_sharding(graph, d, tensors->devices, tensors->ways,
                                                         false, tensors->sequence));
-      PIPER_CHECK_OK(apply(d, tensors->filter, tensors->devices, &Placement::shard, &sharding));
+      PIPER_CHECK_OK(apply(d, tensors->filter, tensors->devices, &Placement::tensors, &sharding));
     }
   }
 
@@ -230,7 +236,15 @@ Result<ByCall<Placement>> read_directives(const CompileOptions& options, const G
             placements.parts() == 1 ? call.name : fmt::format("{} of microbatch {}", call.name, m));
         if (parameter.empty() && !call.params.empty())
           parameter = graph.model->param(call.params.front()).name;
-      } else if (placement.devices->size() > placement.ways && placement.replicate == SIZE_MAX) {
+      } else if (placement.expert_ways % placement.tensor_ways != 0 &&
+                 placement.layout == Layout::Experts) {
+        return user_error(
+            fmt::format("'{}' has its experts on {} devices in a row, of which {} share rows by {}",
+                        call.name, placement.expert_ways, placement.tensor_ways,
+                        strategy.describe(placement.tensors)),
+            strategy.describe(placement.experts),
+            fmt::format("choose a multiple of {} \"ways\"", placement.tensor_ways));
+      } else if (placement.devices->size() > placement.ways() && placement.replicate == SIZE_MAX) {
         return user_error(
             fmt::format("'{}' is placed on {} devices, but nothing says how they share it",
                         call.name, placement.devices->size()),
@@ -260,11 +274,11 @@ struct Homes {
 
 Homes make_homes(Graph& graph, const Placement& placement) {
   Group group{.devices = *placement.devices,
-              .replicated = placement.devices->size() > placement.ways,
-              .ways = placement.ways,
+              .replicated = placement.devices->size() > placement.tensor_ways,
+              .ways = placement.ways(),
               .layout = placement.layout};
-  if (group.layout == Layout::Experts) // each rank has rows of its own outside
-    group.replicated = group.size() > 1;
+  if (group.layout == Layout::Experts)
+    group.outside = placement.tensor_ways;
   const GroupId self = intern_group(graph, std::move(group));
   return {self, with_layout(graph, self, reads(placement.layout)),
           with_layout(graph, self, makes(placement.layout))};
@@ -281,7 +295,10 @@ Result<void> check_alike(const Graph& graph, const Placement& placement, GroupId
                                   first_call, list(first.devices), call, list(group.devices),
                                   first.shares(), group.shares()),
                       graph.strategy->describe(placement.directive()),
-                      "give every part of the model the same number of replicas");
+                      group.devices == first.devices
+                          ? "let a shard_tensor match all parts of the model, also those that it "
+                            "does not cut"
+                          : "give every part of the model the same number of replicas");
   if (group.size() != first.size())
     return user_error(fmt::format("'{}' runs on {} and '{}' on {}: {} and {} devices share a row",
                                   first_call, list(first.devices), call, list(group.devices),

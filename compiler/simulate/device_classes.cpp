@@ -266,13 +266,14 @@ double collective_bytes(const PlanSet& plans, const Plan& plan, const Instructio
     return bucket_bytes(plans, instruction) / plans.buckets[instruction.buckets.at(0).value].shards;
   if (instruction.op != Opcode::Redistribute)
     return bucket_bytes(plans, instruction);
-  // The larger end has the whole array.
-  double bytes = 0;
-  for (SlotId id : {instruction.inputs.at(0), instruction.outputs.at(0)}) {
+  const auto bytes = [&](SlotId id) {
     const Slot& slot = plan.slots[id.value];
-    bytes = std::max(bytes, static_cast<double>(slot.type.bytes(plans.rows(slot.value.at))));
-  }
-  return bytes;
+    return static_cast<double>(slot.type.bytes(plans.rows(slot.value.at)));
+  };
+  const double arrives = bytes(instruction.outputs.at(0));
+  if (collective_kind(plans, instruction) == CollectiveKind::AllToAll)
+    return arrives;
+  return std::max(bytes(instruction.inputs.at(0)), arrives); // the larger end has the whole array
 }
 
 double bucket_bytes(const PlanSet& plans, const Instruction& instruction) {

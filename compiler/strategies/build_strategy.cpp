@@ -141,19 +141,21 @@ Result<Strategy> build_strategy(const ModelSpec& model, const Schedule& schedule
       shape.sequence = atom.name == "sp";
     } else if (expert) {
       experts = &atom;
-      shape.replicas *= atom.count;
       shape.experts = atom.count;
     }
   }
+  if (shape.experts % shape.tensor != 0 && experts)
+    return user_error(
+        fmt::format("in '{}' {} devices in a row share the experts, and each {} the rows",
+                    expression, shape.experts, shape.tensor),
+        "", fmt::format("choose a multiple of {} for ep", shape.tensor));
+  if (experts)
+    shape.replicas *= shape.experts / shape.tensor;
   const bool has_experts = std::any_of(model.calls.begin(), model.calls.end(),
                                        [](const auto& call) { return call.cut == Cut::Experts; });
   if (shape.experts > 1 && !has_experts)
     return user_error(fmt::format("'{}' shares experts, but the model has none", expression),
                       fmt::format("model {}", model.name), "use dp in place of ep");
-  if (shape.experts > 1 && shape.tensor > 1)
-    return user_error(fmt::format("'{}' joins expert and tensor parallelism", expression), "",
-                      "a rank has rows of its own under the one and shares them under the other: "
-                      "use one of them");
 
   const int64_t microbatches = schedule.microbatches;
   if (model.batch % shape.replicas != 0)

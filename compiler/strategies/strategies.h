@@ -17,7 +17,7 @@ struct PipelineShape {
   int replicas = 1;         ///< data parallel, of each stage
   int tensor = 1;           ///< devices that share the rows of a replica, tensor parallel …
   bool sequence = false;    ///< … and sequence parallel
-  int experts = 1;          ///< replicas that share the experts among them; divides `replicas`
+  int experts = 1;          ///< devices in a row that share the experts; a multiple of `tensor`
   int64_t microbatches = 1; ///< of a replica
   /// ZeRO over the replicas (arXiv 1910.02054): what each keeps only its range of. 1: the
   /// optimizer's state; 2: also the gradients; 3: also the parameters.
@@ -33,11 +33,13 @@ struct PipelineShape {
 };
 
 /// Names joined with `x`: "single", "dp:N", "zero1:N" to "zero3:N", "tp:N" or "sp:N" (tensor
-/// parallel, without and with sequence parallel), "ep:N" (data parallel with the experts shared by
-/// N), a schedule of named_schedules.h with its options ("1f1b:P", "interleaved:P,v=3"), or
-/// "table", the schedule that the directive gives as rows of PyTorch's CSV. At most one of each
-/// kind: "dp:2x1f1b:4", "tp:2xdp:2x1f1b:2", "dp:2xep:2" (four replicas, in pairs that share the
-/// experts). `microbatches` counts those of the global batch, so each of n replicas runs
+/// parallel, without and with sequence parallel), "ep:N" (N devices in a row share the experts: N
+/// replicas, or with tp:T N / T of T devices each), a schedule of named_schedules.h with its
+/// options
+/// ("1f1b:P", "interleaved:P,v=3"), or "table", the schedule that the directive gives as rows of
+/// PyTorch's CSV. At most one of each kind: "dp:2x1f1b:4", "tp:2xdp:2x1f1b:2", "dp:2xep:2" (four
+/// replicas, in pairs that share the experts), "tp:2xep:4" (two replicas of two devices, all four
+/// share the experts). `microbatches` counts those of the global batch, so each of n replicas runs
 /// microbatches / n; 0 chooses. Rank r, replica i, its device k of t is device (r * n + i) * t + k.
 /// `costs`: see cut_stages.
 Result<ir::Strategy> build_strategy(const ir::ModelSpec& model, const ir::Schedule& schedule,

@@ -39,9 +39,13 @@ class Check(ProgramTest):
         self.verdict("dp:2", *llama, "--tied")
         self.verdict("zero3:2", *llama, "--processes", "2")
 
-    def test_tensor_parallel(self):
+    def test_tensor_parallel_alone_and_beside_experts(self):
         self.verdict("tp:2x1f1b:2", "--microbatches", "2")
         self.verdict("sp:2", "--tied", "--processes", "2")
+        moe = ("--model", "moe", "--heads", "4", "--kv-heads", "2", "--experts", "4",
+               "--d-ff", "12", "--microbatches", "2")
+        self.verdict("tp:2xep:2", *moe)
+        self.verdict("tp:2xep:4", *moe, "--processes", "2")
 
     def test_several_processes(self):
         self.verdict("1f1b:2", "--microbatches", "4", "--processes", "2")

@@ -306,16 +306,27 @@ TEST_CASE("calls that cannot be sharded as a directive says") {
                       R"({"op": "shard", "filter": {"call": "experts"}, "devices": [0, 1]}, )"
                       R"({"op": "shard", "filter": {"call": "experts"}, "devices": [0, 1]})") ==
         "'experts' is sharded here and by directive 1 (shard), bad.json:1");
+  const std::string four = R"("devices": [0, 1, 2, 3])";
+  CHECK(sharded_error(R"({"op": "shard_tensor", "filter": {}, )" + four + "}, " +
+                      R"({"op": "shard", "filter": {"call": "experts"}, "ways": 2, )" + four +
+                      "}") ==
+        "'experts' has its experts on 2 devices in a row, of which 4 share rows by directive 0 "
+        "(shard_tensor), bad.json:1");
+  CHECK(
+      sharded_error(R"({"op": "shard_tensor", "filter": {"call": ["norm", "attn", "sum", "route",)"
+                    R"( "combine", "loss"]}, "devices": [0, 1]}, )"
+                    R"({"op": "shard", "filter": {"call": "experts"}, "devices": [0, 1]})") ==
+      "'norm' runs on [0, 1] and 'experts' on [0, 1]: they have 1 and 2 replicas");
 }
 
-TEST_CASE("experts are not shared by ranks that share their rows") {
+TEST_CASE("products that make no sense") {
   const auto error_of_named = [](const std::string& expression, const std::string& model) {
     auto compiled = compiler::compile(load_model(model), ir::Strategy().schedule(expression), {});
     REQUIRE_FALSE(compiled.ok());
     return compiled.error().message;
   };
-  CHECK_THAT(error_of_named("tp:2xep:2", "sharded"),
-             Contains("joins expert and tensor parallelism"));
+  CHECK(error_of_named("tp:2xep:3", "sharded") ==
+        "in 'tp:2xep:3' 3 devices in a row share the experts, and each 2 the rows");
   CHECK_THAT(error_of_named("ep:2", "skip"), Contains("shares experts, but the model has none"));
   CHECK_THAT(error_of_named("tp:2xsp:2", "sharded"), Contains("two parts of one kind"));
 }

@@ -55,9 +55,10 @@ private:
   void named() {
     const bool shards = (cuts_ || !with_experts_.empty()) && !one_in(3);
     const std::string data =
-        shards ? one_of({"tp:2", "tp:2", "sp:2", "sp:2", "ep:2", "ep:2", "tp:2xdp:2",
-                         "sp:2xzero3:2", "ep:2xdp:2", "ep:2xzero2:2", "ep:4", "sp:4"})
-               : one_of({"", "", "dp:2", "zero1:2", "zero2:2", "zero3:2,within=2", "zero3:2"});
+        shards
+            ? one_of({"tp:2", "tp:2", "sp:2", "sp:2", "ep:2", "ep:2", "tp:2xdp:2", "sp:2xzero3:2",
+                      "ep:2xdp:2", "ep:2xzero2:2", "ep:4", "sp:4", "tp:2xep:2", "sp:2xep:4"})
+            : one_of({"", "", "dp:2", "zero1:2", "zero2:2", "zero3:2,within=2", "zero3:2"});
     std::string pipeline = one_of({"gpipe", "1f1b", "interleaved", "loopedbfs", "zbh1", "zbh2",
                                    "zb1p", "zbv", "vhalf", "vmin", "dualpipe", "dualpipev"}) +
                            fmt::format(":{}", 1 + pick(data.empty() ? 4 : 2));

@@ -126,6 +126,9 @@ std::vector<GoodPlans> corpus() {
   add("ep:2xzero3:2, recompute", cut, named("ep:2xzero3:2", 4).recompute({}));
   add("ep:2x1f1b:2", cut, named("ep:2x1f1b:2", 8));
   add("ep:2xdualpipev:2", cut, named("ep:2xdualpipev:2", 8));
+  add("tp:2xep:2", cut, named("tp:2xep:2", 2));
+  add("sp:2xep:4, recompute", cut, named("sp:2xep:4", 4).recompute({}));
+  add("tp:2xep:4x1f1b:2", cut, named("tp:2xep:4x1f1b:2", 4));
   add("ep:4, backwards in two", cut, named("ep:4", 4).split_backward({}));
   add("evaluation of sp:2xdp:2", cut, named("sp:2xdp:2", 4), PlanKind::Eval);
   add("evaluation of ep:2", cut, named("ep:2", 2), PlanKind::Eval);

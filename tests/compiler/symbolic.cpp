@@ -31,11 +31,11 @@ enum Kind : int64_t {
 
 /// How a device runs calls: as the rank of a block, with what it has of the block's values. What
 /// comes of it is told as its share of what one device would make of the whole; of experts, for
-/// the rows of each rank that they come from.
+/// the rows of each source that they come from.
 struct Place {
   Layout layout = Layout::Whole;
-  int64_t rank = 0, ways = 1;
-  int64_t sources() const { return layout == Layout::Experts ? ways : 1; }
+  int64_t rank = 0, ways = 1, outside = 1;
+  int64_t sources() const { return layout == Layout::Experts ? ways / outside : 1; }
 };
 
 /// A call on the whole of its inputs.
@@ -437,7 +437,7 @@ private:
     if (rank < 0)
       fail(stream, "runs nowhere");
     const Group& group = set_.groups[each.self.value];
-    return {group.layout, rank % static_cast<int64_t>(group.ways), group.ways};
+    return {group.layout, rank % static_cast<int64_t>(group.ways), group.ways, group.outside};
   }
 
   /// The whole of what a call reads, where the device has the share that its layout says; what is
@@ -511,7 +511,7 @@ private:
       fail(stream, "has no experts");
     if (with_experts) {
       const uint32_t columns = terms_.of(values.at(call.counts.value));
-      run.counts = terms_.line_of(columns, at.rank, at.ways, source).value_or(columns);
+      run.counts = terms_.line_of(columns, at.rank, at.sources(), source).value_or(columns);
     }
     for (ValueId v : call.inputs)
       run.inputs.push_back(with_experts && v == call.counts
@@ -826,8 +826,10 @@ private:
       fail(*all[0], "meets another move");
     const auto how =
         move_between(set_.groups[each.group.value], set_.groups[each.self.value]).value();
-    const bool to_experts = set_.groups[each.self.value].layout == Layout::Experts;
-    const auto moved = move_within_block(terms_, how, to_experts, brought, counts);
+    const Group &from = set_.groups[each.group.value], &to = set_.groups[each.self.value];
+    const bool to_experts = to.layout == Layout::Experts;
+    const int64_t outside = (to_experts ? to : from).outside;
+    const auto moved = move_within_block(terms_, how, to_experts, outside, brought, counts);
     for (size_t rank = 0; rank < by_rank.size(); ++rank) {
       Running& running = *by_rank[rank]->running;
       running.moved.form = moved[rank];

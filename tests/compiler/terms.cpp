@@ -49,10 +49,10 @@ uint32_t Terms::columns(int64_t rank, const std::vector<uint32_t>& counts) {
   return of(std::move(key));
 }
 
-std::optional<uint32_t> Terms::line_of(uint32_t columns, int64_t rank, int64_t ways,
+std::optional<uint32_t> Terms::line_of(uint32_t columns, int64_t rank, int64_t sources,
                                        int64_t source) const {
   const std::vector<int64_t>& key = *keys_[columns];
-  if (key[0] != kColumns || key[1] != rank || static_cast<int64_t>(key.size()) != ways + 2)
+  if (key[0] != kColumns || key[1] != rank || static_cast<int64_t>(key.size()) != sources + 2)
     return std::nullopt;
   return static_cast<uint32_t>(key[static_cast<size_t>(source) + 2]);
 }
@@ -118,16 +118,18 @@ Form gathered(Terms& terms, const std::vector<Form>& brought) {
   return joined(terms, all, Layout::Tokens);
 }
 
-/// From every source its rows for the rank's experts, if both ends know how many these are.
-Form rows_for(Terms& terms, int64_t rank, const std::vector<Form>& brought,
+/// From every source its rows for the rank's experts, if both ends know how many these are. Of the
+/// ranks of a source the one at the receiver's place sends them.
+Form rows_for(Terms& terms, int64_t rank, int64_t outside, const std::vector<Form>& brought,
               const std::vector<Counts>& counts) {
   const auto ways = static_cast<int64_t>(brought.size());
   const uint32_t expected = counts[static_cast<size_t>(rank)].received;
   Form rows;
-  for (int64_t source = 0; source < ways; ++source) {
-    const uint32_t sent = counts[static_cast<size_t>(source)].sent;
-    const Form& its = brought[static_cast<size_t>(source)];
-    if (terms.line_of(expected, rank, ways, source) == sent)
+  for (int64_t source = 0; source < ways / outside; ++source) {
+    const auto sender = static_cast<size_t>(source * outside + rank % outside);
+    const uint32_t sent = counts[sender].sent;
+    const Form& its = brought[sender];
+    if (terms.line_of(expected, rank, ways / outside, source) == sent)
       add(rows, shared(terms, its, {Layout::Experts, rank, ways, 0, source, int64_t{sent}}));
     else
       rows[terms.garbage(
@@ -136,15 +138,16 @@ Form rows_for(Terms& terms, int64_t rank, const std::vector<Form>& brought,
   return rows;
 }
 
-/// A source's own rows again, from the ranks whose experts they went to.
-Form rows_of(Terms& terms, int64_t source, const std::vector<Form>& brought,
+/// A rank's own rows again, from those whose experts they went to.
+Form rows_of(Terms& terms, int64_t receiver, int64_t outside, const std::vector<Form>& brought,
              const std::vector<Counts>& counts) {
   const auto ways = static_cast<int64_t>(brought.size());
-  const uint32_t expected = counts[static_cast<size_t>(source)].received;
+  const int64_t source = receiver / outside;
+  const uint32_t expected = counts[static_cast<size_t>(receiver)].received;
   Form rows;
   for (int64_t rank = 0; rank < ways; ++rank) {
     const uint32_t sent = counts[static_cast<size_t>(rank)].sent;
-    const bool agreed = terms.line_of(sent, rank, ways, source) == expected;
+    const bool agreed = terms.line_of(sent, rank, ways / outside, source) == expected;
     for (const auto& [term, coefficient] : brought[static_cast<size_t>(rank)]) {
       const auto share = terms.share_of(term);
       const bool rows_there =
@@ -163,7 +166,7 @@ Form rows_of(Terms& terms, int64_t source, const std::vector<Form>& brought,
 
 } // namespace
 
-std::vector<Form> move_within_block(Terms& terms, Move move, bool to_experts,
+std::vector<Form> move_within_block(Terms& terms, Move move, bool to_experts, int64_t outside,
                                     const std::vector<Form>& brought,
                                     const std::vector<Counts>& counts) {
   const auto ways = static_cast<int64_t>(brought.size());
@@ -185,13 +188,13 @@ std::vector<Form> move_within_block(Terms& terms, Move move, bool to_experts,
       break;
     case Move::AllToAll: {
       if (!counts.empty()) {
-        moved.push_back(to_experts ? rows_for(terms, rank, brought, counts)
-                                   : rows_of(terms, rank, brought, counts));
+        moved.push_back(to_experts ? rows_for(terms, rank, outside, brought, counts)
+                                   : rows_of(terms, rank, outside, brought, counts));
         break;
       }
       std::vector<uint32_t> lines;
-      for (const Form& form : brought)
-        lines.push_back(terms.of(form));
+      for (size_t source = 0; source < brought.size(); source += static_cast<size_t>(outside))
+        lines.push_back(terms.of(brought[source]));
       const uint32_t columns = terms.columns(rank, lines);
       moved.push_back({{to_experts ? columns : terms.garbage({int64_t{columns}}), 1}});
     }

@@ -21,7 +21,7 @@ inline void add(Form& to, const Form& what, double factor = 1) {
 
 /// What rank `rank` of a block of `ways` has of a term in a layout. Of Weights: the piece of a
 /// parameter or of its gradient. Of Experts: the rows that go to the rank's experts by `counts`,
-/// and come from rank `source` of the block.
+/// and come from the ranks of the block that are source `source`.
 struct Share {
   ir::Layout layout = ir::Layout::Whole;
   int64_t rank = 0, ways = 1;
@@ -44,10 +44,10 @@ public:
   uint32_t of(const Share& share);
   std::optional<Share> share_of(uint32_t term) const; ///< none if it is no share
 
-  /// The columns of counts that go to a rank's experts: a line of each rank of the block.
+  /// The columns of counts that go to a rank's experts: a line of each source.
   uint32_t columns(int64_t rank, const std::vector<uint32_t>& counts);
-  /// The line of rank `source` in what rank `rank` has of all; none if it is something else.
-  std::optional<uint32_t> line_of(uint32_t columns, int64_t rank, int64_t ways,
+  /// The line of `source` in what rank `rank` has of all; none if it is something else.
+  std::optional<uint32_t> line_of(uint32_t columns, int64_t rank, int64_t sources,
                                   int64_t source) const;
   /// What comes of mixing up places or counts: equal to nothing that is right.
   uint32_t garbage(std::vector<int64_t> what);
@@ -66,9 +66,10 @@ Form shared(Terms& terms, const Form& form, const Share& like);
 struct Counts {
   uint32_t sent = 0, received = 0;
 };
-/// What a collective within a block makes of what its ranks bring; both by rank. `counts` of an
-/// all-to-all of rows, to experts or back; empty if it moves the counts themselves.
-std::vector<Form> move_within_block(Terms& terms, ir::Move move, bool to_experts,
+/// What a collective within a block makes of what its ranks bring; both by rank. Of an all-to-all,
+/// to experts or back: `outside` ranks in a row share rows and are one source; `counts` of the
+/// rows, empty if it moves the counts themselves.
+std::vector<Form> move_within_block(Terms& terms, ir::Move move, bool to_experts, int64_t outside,
                                     const std::vector<Form>& brought,
                                     const std::vector<Counts>& counts);
 

@@ -201,6 +201,20 @@ TEST_CASE("expert parallel learns what one device learns") {
                     {"dp:2xep:2xdualpipe:2", 8}});
 }
 
+TEST_CASE("experts lie on ranks that share rows, on one block of them or on several") {
+  check_all(moe(), {{"tp:2xep:2", 2},
+                    {"sp:2xep:2", 2},
+                    {"tp:2xep:4", 4},
+                    {"sp:2xep:4", 4},
+                    {"tp:2xdp:2xep:2", 4},
+                    {"tp:2xzero1:2xep:2", 4},
+                    {"tp:2xzero3:2xep:2", 4},
+                    {"tp:2xep:2x1f1b:2", 4},
+                    {"tp:2xep:4x1f1b:2", 8},
+                    {"sp:2xep:2xzbv:2", 4},
+                    {"tp:2xep:2xdualpipev:2", 4}});
+}
+
 TEST_CASE("sharded calls are recomputed, split and fused as others are") {
   const auto model = moe();
   const Outcome single = train(model, named("single"), 1);
@@ -215,6 +229,11 @@ TEST_CASE("sharded calls are recomputed, split and fused as others are") {
   const Strategy tensors = Strategy().split({}, 4).shard_tensor({}, {0, 1}, 0, true);
   check(train(model, Strategy(tensors).recompute({}), 2), single);
   check(train(model, Strategy(tensors).split_backward({}).fuse({}), 2), single);
+  const Strategy both =
+      Strategy(tensors).shard({{"call", std::vector<std::string>{"experts0", "experts1"}}}, {0, 1});
+  check(train(model, Strategy(both).recompute({}), 2), single);
+  check(train(model, Strategy(both).split_backward({}).recompute({}).fuse({}), 2), single);
+
   const auto dense = gpt();
   const Outcome alone = train(dense, named("single"), 1);
   check(train(dense, Strategy(tensors).recompute({}), 2), alone);
@@ -240,9 +259,10 @@ TEST_CASE("state moves between layouts that cut parameters and those that do not
   REQUIRE(moving.start(named("single")).ok());
   std::vector<double> want, got;
   const auto layouts =
-      dense ? std::vector<std::string>{"tp:2", "zero3:4", "tp:4", "tp:2xzero3:2", "1f1b:2", "sp:2"}
-            : std::vector<std::string>{"tp:2", "ep:2",   "dp:2xep:2", "tp:2xzero3:2",
-                                       "ep:4", "1f1b:2", "sp:2"};
+      dense
+          ? std::vector<std::string>{"tp:2", "zero3:4", "tp:4", "tp:2xzero3:2", "1f1b:2", "sp:2"}
+          : std::vector<std::string>{"tp:2", "ep:2",      "dp:2xep:2", "tp:2xep:2", "tp:2xzero3:2",
+                                     "ep:4", "tp:2xep:4", "1f1b:2",    "sp:2"};
   for (const std::string& next : layouts) {
     INFO(next);
     if (auto changed = moving.change(named(next)); !changed.ok())
