@@ -41,6 +41,53 @@ struct Router : torch::nn::Module {
   at::Tensor router;
 };
 
+/// rows [n, k] sorted by expert, each times its expert's weights [experts, k, m], gives [n, m].
+/// counts [experts]. One node for all experts: a gradient of the weights is written in place,
+/// expert by expert, where the sum over nodes of single experts would be made of copies.
+struct GroupedMm : torch::autograd::Function<GroupedMm> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& rows,
+                            const at::Tensor& weights, const at::Tensor& counts) {
+    context->save_for_backward({rows, weights, counts});
+    at::Tensor made = at::empty({rows.size(0), weights.size(2)}, rows.options());
+    for_each(counts, [&](int64_t expert, const auto& its) {
+      at::Tensor part = its(made);
+      at::mm_out(part, its(rows), weights[expert]);
+    });
+    return made;
+  }
+  static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& gradients) {
+    const Tensors saved = context->get_saved_variables();
+    const at::Tensor &rows = saved[0], &weights = saved[1], &gradient = gradients[0];
+    at::Tensor of_rows, of_weights;
+    if (context->needs_input_grad(0))
+      of_rows = at::empty_like(rows);
+    if (context->needs_input_grad(1))
+      of_weights = at::empty_like(weights);
+    for_each(saved[2], [&](int64_t expert, const auto& its) {
+      if (of_rows.defined()) {
+        at::Tensor part = its(of_rows);
+        at::mm_out(part, its(gradient), weights[expert].t());
+      }
+      if (of_weights.defined()) { // of an expert without rows zero
+        at::Tensor part = of_weights[expert];
+        at::mm_out(part, its(rows).t(), its(gradient));
+      }
+    });
+    return {of_rows, of_weights, at::Tensor()};
+  }
+
+private:
+  /// work(expert, what gives an expert's rows of a tensor)
+  template <class Work> static void for_each(const at::Tensor& counts, Work work) {
+    int64_t row = 0;
+    for (int64_t expert = 0; expert < counts.size(0); ++expert) {
+      const int64_t count = counts.const_data_ptr<int64_t>()[expert];
+      work(expert, [&](const at::Tensor& all) { return all.narrow(0, row, count); });
+      row += count;
+    }
+  }
+};
+
 /// Some of the experts, on the rows that go to them, sorted by expert. Counts [sources, experts].
 struct Experts : torch::nn::Module {
   Experts(int64_t experts, int64_t d_ff, int64_t d_model) {
@@ -49,16 +96,10 @@ struct Experts : torch::nn::Module {
     w_down = register_parameter("w_down", at::zeros({experts, d_ff, d_model}));
   }
   at::Tensor forward(const at::Tensor& rows, const at::Tensor& counts) {
-    const at::Tensor sum = counts.sum(0);
-    const std::vector<int64_t> sizes(sum.const_data_ptr<int64_t>(),
-                                     sum.const_data_ptr<int64_t>() + sum.numel());
-    const Tensors parts = rows.split_with_sizes(sizes);
-    const Tensors gate = w_gate.unbind(0), up = w_up.unbind(0), down = w_down.unbind(0);
-    Tensors made;
-    for (size_t e = 0; e < parts.size(); ++e) // one without rows gives none, and gradients of zero
-      made.push_back(
-          at::mm(at::silu(at::linear(parts[e], gate[e])) * at::linear(parts[e], up[e]), down[e]));
-    return at::cat(made);
+    const at::Tensor each = counts.sum(0);
+    const at::Tensor gate = GroupedMm::apply(rows, w_gate.transpose(1, 2), each);
+    const at::Tensor up = GroupedMm::apply(rows, w_up.transpose(1, 2), each);
+    return GroupedMm::apply(at::silu(gate) * up, w_down, each);
   }
   at::Tensor w_gate, w_up, w_down;
 };
