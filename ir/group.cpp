@@ -101,7 +101,7 @@ TensorType type_on(const Group& group, const ModelValue& value) {
     if (value.is_counts) { // a line a source
       type.dims[0] *= group.ways / group.outside;
       type.dims[1] /= group.ways;
-    } else { // as many rows as it has on average
+    } else if (!type.dims.empty()) { // as many rows as it has on average
       type.dims[0] = (type.dims[0] + group.outside - 1) / group.outside;
     }
   }
