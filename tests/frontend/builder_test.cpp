@@ -216,7 +216,7 @@ TEST_CASE("a piece of a module has its part of one dimension of some parameters"
   struct Joined : torch::nn::Module {
     explicit Joined(const std::vector<std::vector<int64_t>>& shapes) {
       for (size_t i = 0; i < shapes.size(); ++i)
-        weights.push_back(register_parameter("w" + std::to_string(i), at::zeros(shapes[i])));
+        weights.push_back(register_parameter(fmt::format("w{}", i), at::zeros(shapes[i])));
     }
     at::Tensor forward(const at::Tensor& x) { return x * weights[0].sum(); }
     std::vector<at::Tensor> weights;
