@@ -45,33 +45,36 @@ public:
       for (StateKind kind : kinds)
         for (size_t rank = 0; rank < group.devices.size(); ++rank)
           fill(BucketId(b), kind, group.devices[rank], rank);
+      for (uint32_t m = 0; m < to_.buckets[b].mirrors.size(); ++m)
+        for (StateKind kind : kinds)
+          for (size_t rank = 0; rank < group.devices.size(); ++rank)
+            fill(BucketId(b), kind, to_.groups[to_.buckets[b].mirrors[m].value].devices[rank], rank,
+                 m + 1);
     }
     return std::move(moves_);
   }
 
 private:
-  /// What `rank` of a bucket's group keeps of its array: all, or its shard.
-  static std::pair<int64_t, int64_t> kept(const PlanSet& plans, const Bucket& bucket,
-                                          StateKind kind, size_t rank) {
-    if (!is_sharded(bucket, kind))
+  /// What `rank` of a bucket's group (or of a mirror) keeps of its array: all, or its shard.
+  static ElementRange kept(const PlanSet& plans, const Bucket& bucket, StateKind kind, size_t rank,
+                           uint32_t mirror) {
+    if (!mirror && !is_sharded(bucket, kind))
       return {0, bucket.numel};
-    const Group& group = plans.groups[bucket.group.value];
-    const int64_t share = bucket.shard_numel();
-    const int64_t shard = bucket.shard_of(group.copy(static_cast<int>(rank)));
-    return {shard * share, (shard + 1) * share};
+    return owned_range(bucket, plans.groups[bucket.group.value], static_cast<int>(rank));
   }
 
-  void fill(BucketId id, StateKind kind, DeviceIndex device, size_t rank) {
+  /// What the device keeps as that rank of the bucket's group, or of its `mirror`-th mirror.
+  void fill(BucketId id, StateKind kind, DeviceIndex device, size_t rank, uint32_t mirror = 0) {
     const Bucket& bucket = to_.buckets[id.value];
     if (kind == StateKind::Step) {
       const BucketId old = old_[bucket.params.front().value].bucket;
       const Group& group = from_.groups[from_.buckets[old.value].group.value];
       const uint32_t part =
           group.part(std::max(0, from_.rank_in(from_.buckets[old.value].group, device)));
-      add(device, {to_.epoch, id, kind, 0, 1}, old, part, 0, 1);
+      add(device, {to_.epoch, id, kind, 0, 1, mirror}, old, part, 0, 1);
       return;
     }
-    const auto [begin, end] = kept(to_, bucket, kind, rank);
+    const auto [begin, end] = kept(to_, bucket, kind, rank, mirror);
     const Group& group = to_.groups[bucket.group.value];
     for (size_t i = 0; i < bucket.params.size(); ++i) {
       const ModelParam& param = model_.param(bucket.params[i]);
@@ -82,7 +85,7 @@ private:
         continue;
       // The element of the whole parameter, of which this rank may have a part.
       const int64_t element = group.part(static_cast<int>(rank)) * numel + from - bucket.offsets[i];
-      add_elements(device, {to_.epoch, id, kind, from, until - from}, param,
+      add_elements(device, {to_.epoch, id, kind, from, until - from, mirror}, param,
                    old_[bucket.params[i].value], element);
     }
   }
@@ -118,7 +121,7 @@ private:
       push({source,
             device,
             {from_.epoch, old, target.kind, begin, piece},
-            {target.epoch, target.bucket, target.kind, target.begin, piece}});
+            {target.epoch, target.bucket, target.kind, target.begin, piece, target.mirror}});
       begin += piece;
       target.begin += piece;
       count -= piece;
@@ -146,7 +149,7 @@ private:
       const int64_t gap = move.source.begin - last.source.begin - last.source.count;
       if (last.from == move.from && last.to == move.to && last.source.kind == move.source.kind &&
           last.source.bucket == move.source.bucket && last.target.bucket == move.target.bucket &&
-          gap >= 0 && gap < kParamAlignment &&
+          last.target.mirror == move.target.mirror && gap >= 0 && gap < kParamAlignment &&
           move.target.begin - last.target.begin - last.target.count == gap) {
         last.source.count += gap + move.source.count;
         last.target.count += gap + move.target.count;
@@ -201,8 +204,10 @@ Result<PlanSet> compile_migration(const PlanSet& from, const PlanSet& to, const 
       continue;
     }
     instruction.edge = EdgeId(plans.edges.size());
-    plans.edges.push_back(fmt::format("{} of {} [{}, +{}) from device {} to {}",
-                                      ir::to_string(move.target.kind),
+    const std::string mirror =
+        move.target.mirror ? fmt::format("mirror {} of ", move.target.mirror) : "";
+    plans.edges.push_back(fmt::format("{} of {}{} [{}, +{}) from device {} to {}",
+                                      ir::to_string(move.target.kind), mirror,
                                       to.buckets[move.target.bucket.value].name, move.target.begin,
                                       move.target.count, move.from, move.to));
     Instruction send = instruction;

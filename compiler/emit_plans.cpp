@@ -69,6 +69,12 @@ Opcode opcode_of(Op op) {
     return Opcode::Offload;
   case Op::Fetch:
     return Opcode::Fetch;
+  case Op::SendMirror:
+    return Opcode::SendMirror;
+  case Op::RecvMirror:
+    return Opcode::RecvMirror;
+  case Op::UpdateMirror:
+    return Opcode::UpdateMirror;
   }
   return Opcode::Forward;
 }
@@ -80,8 +86,11 @@ public:
 
   EdgeId of(const Node& node) {
     const bool transfer = node.id.op == Op::Send || node.id.op == Op::Recv;
-    const bool recv = node.id.op == Op::Recv;
-    const Key key{transfer ? Op::Send : node.id.op,
+    const bool mirror = node.id.op == Op::SendMirror || node.id.op == Op::RecvMirror;
+    const bool recv = node.id.op == Op::Recv || node.id.op == Op::RecvMirror;
+    const Key key{transfer ? Op::Send
+                  : mirror ? Op::SendMirror
+                           : node.id.op,
                   node.id.kind,
                   node.id.subject,
                   node.id.part,
@@ -186,9 +195,12 @@ private:
       instruction.inputs.push_back(slot);
       depends.push_back(maker_[slot.value]);
     }
-    for (const TemporalEdge& edge : node.after)
+    for (const TemporalEdge& edge : node.after) {
+      if (node.id.op == Op::RecvMirror && edge.before.op == Op::SendMirror)
+        continue; // its send is another device's, also where this one has both groups
       if (auto before = instruction_of_.find(edge.before); before != instruction_of_.end())
         depends.push_back(before->second);
+    }
 
     const bool keeps = goes_forward(node.id.op);
     if ((keeps && kind_ == PlanKind::Train) || node.id.op == Op::BackwardInput)
@@ -216,6 +228,12 @@ private:
       instruction.group = node.id.peer;
       instruction.edge = edges_.of(node);
       break;
+    case Op::SendMirror:
+    case Op::RecvMirror:
+      instruction.group = node.id.peer;
+      instruction.edge = edges_.of(node);
+      instruction.buckets = {BucketId(node.id.subject)};
+      break;
     case Op::AllReduce:
     case Op::ReduceScatter:
     case Op::AllGather:
@@ -225,6 +243,7 @@ private:
     case Op::Update:
     case Op::Release:
     case Op::ZeroGrads:
+    case Op::UpdateMirror:
       instruction.group = node.id.at;
       instruction.buckets = {BucketId(node.id.subject)};
       break;
@@ -364,10 +383,10 @@ PlanSet emit_plans(const CompileOptions& options, const Graph& graph) {
   for (uint32_t i = 0; i < order.size(); ++i) {
     const Node& node = *order[i];
     by_group[node.id.at.value].push_back({i, &node});
-    if (node.id.op == Op::Send) {
+    if (node.id.op == Op::Send)
       transfers.insert({node.id.at, node.id.peer});
+    if (node.id.op == Op::Send || node.id.op == Op::SendMirror)
       edges.of(node); // numbered in the order of the whole graph
-    }
   }
 
   // Devices with the same groups, and the same transfers within themselves, share a role.

@@ -185,7 +185,7 @@ private:
       ready_[after] = std::max(ready_[after], end);
       if (--waits_for_[after] > 0)
         continue;
-      if (nodes_[after]->id.op == Op::Recv)
+      if (nodes_[after]->id.op == Op::Recv || nodes_[after]->id.op == Op::RecvMirror)
         execute(after, ready_[after]);
       else
         enqueue(after);

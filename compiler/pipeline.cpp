@@ -6,6 +6,7 @@
 #include "compiler/passes/fuse.h"
 #include "compiler/passes/insert_communication.h"
 #include "compiler/passes/lower_model.h"
+#include "compiler/passes/mirror.h"
 #include "compiler/passes/offload.h"
 #include "compiler/passes/order.h"
 #include "compiler/passes/overlap.h"
@@ -32,6 +33,7 @@ std::span<const NamedPass> pipeline_passes() {
       {"shard_state", shard_state, false},
       {"insert_communication", insert_communication, false},
       {"offload", offload, false},
+      {"mirror", mirror, false},
       {"assign_streams", assign_streams, true},
   };
   return passes;

@@ -114,7 +114,8 @@ bool matches_call(const Filter& filter, const Graph& graph, CallId call) {
 bool matches(const Filter& filter, const Graph& graph, const Node& node) {
   const Op op = node.id.op;
   if (op == Op::Input || op == Op::Seed || op == Op::Add || op == Op::Loss ||
-      op == Op::Redistribute || op == Op::Offload || op == Op::Fetch)
+      op == Op::Redistribute || op == Op::Offload || op == Op::Fetch || op == Op::SendMirror ||
+      op == Op::RecvMirror || op == Op::UpdateMirror)
     return false;
   const bool compute = is_compute(op);
   const bool of_bucket = is_bucket_op(op);

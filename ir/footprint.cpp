@@ -20,7 +20,9 @@ struct Heap {
   static size_t of(const TensorType& type) { return of(type.dims); }
   static size_t of(const Tag& tag) { return of(tag.name); }
   static size_t of(const Group& group) { return of(group.devices); }
-  static size_t of(const Bucket& its) { return of(its.name) + of(its.params) + of(its.offsets); }
+  static size_t of(const Bucket& its) {
+    return of(its.name) + of(its.params) + of(its.offsets) + of(its.mirrors);
+  }
   static size_t of(const Node& node) {
     return of(node.inputs) + of(node.outputs) + of(node.after) + of(node.chunks) + of(node.stream);
   }

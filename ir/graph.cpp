@@ -31,8 +31,11 @@ constexpr std::array kOps = {"input",
                              "zero-grads",
                              "redistribute",
                              "offload",
-                             "fetch"};
-static_assert(kOps.size() == static_cast<size_t>(Op::Fetch) + 1);
+                             "fetch",
+                             "send-mirror",
+                             "recv-mirror",
+                             "update-mirror"};
+static_assert(kOps.size() == static_cast<size_t>(Op::UpdateMirror) + 1);
 
 /// A compact, self-delimiting encoding of nodes; all that a fingerprint needs.
 class Encoder {
@@ -116,6 +119,15 @@ bool shards_fit(const Bucket& bucket, const Group& group) {
          bucket.shard_optimizer == (bucket.shards > 1 || bucket.offload_params) &&
          (bucket.shards > 1 || !bucket.shard_grads) &&
          (bucket.shard_optimizer || !bucket.shard_params);
+}
+
+ElementRange owned_range(const Bucket& bucket, const Group& group, int rank) {
+  const int64_t shard = bucket.shard_of(group.copy(rank));
+  return {shard * bucket.shard_numel(), (shard + 1) * bucket.shard_numel()};
+}
+
+int64_t owners(const Bucket& bucket, const Group& group) {
+  return static_cast<int64_t>(group.size()) / (int64_t{group.parts()} * bucket.shards);
 }
 
 size_t Graph::node_count() const {

@@ -45,6 +45,9 @@ enum class Op : uint8_t {
   Redistribute,  ///< a value from the layout of one group to that of another on the same devices
   Offload,       ///< moves what is kept for a backward to another memory
   Fetch,         ///< moves it back
+  SendMirror,    ///< the gradients of what a rank of a bucket owns, to a mirror of it
+  RecvMirror,    ///< takes them
+  UpdateMirror,  ///< the optimizer on a mirror, as Update on what is mirrored
 };
 const char* to_string(Op op); ///< "F", "B", "BI", "BW", "send", …
 std::optional<Op> parse_op(std::string_view text);
@@ -61,7 +64,8 @@ constexpr bool goes_forward(Op op) {
 /// What works on a bucket.
 constexpr bool is_bucket_op(Op op) {
   return op == Op::AllReduce || op == Op::ReduceScatter || op == Op::Update ||
-         op == Op::AllGather || op == Op::Gather || op == Op::Release || op == Op::ZeroGrads;
+         op == Op::AllGather || op == Op::Gather || op == Op::Release || op == Op::ZeroGrads ||
+         op == Op::SendMirror || op == Op::RecvMirror || op == Op::UpdateMirror;
 }
 /// What turns gradients of a call's outputs into those of its inputs.
 constexpr bool goes_backward(Op op) {
@@ -90,6 +94,7 @@ enum class ValueKind : uint8_t {
   Gathered,     ///< bucket `subject` holds whole parameters, for the `part`-th time (a token)
   Zeroed,       ///< bucket `subject` has room for gradients, for the `part`-th time (a token)
   Scattered,    ///< as Reduced, but each sub-group has sums of its own (a token)
+  Mirrored,     ///< the mirror of bucket `subject` on group `at` has its gradients (a token)
 };
 
 /// Names a value of one iteration. Does not depend on the order in which a graph was built.
@@ -112,7 +117,7 @@ struct NodeId {
   uint32_t part = Id<void>::kNone;        ///< as in ValueRef, for Add / Send / Recv and windows
   int32_t microbatch = kNoMicrobatch;
   GroupId at;   ///< where it runs; none before placement
-  GroupId peer; ///< of Send: where to; of Recv, Redistribute: where from
+  GroupId peer; ///< of Send, SendMirror: where to; of Recv, RecvMirror, Redistribute: where from
   auto operator<=>(const NodeId&) const = default;
 };
 
@@ -175,6 +180,8 @@ struct Bucket {
   bool offload_optimizer = false; ///< the optimizer's state
   /// The parameters. Implies shard_params, also where there is one shard: they have windows too.
   bool offload_params = false;
+  /// Groups of as many devices. Rank r of each keeps another copy of what rank r of `group` owns.
+  std::vector<GroupId> mirrors;
   bool fused_update = false; ///< runs once its gradients are summed, and does not wait for Commit
   bool operator==(const Bucket&) const = default;
 
@@ -183,6 +190,15 @@ struct Bucket {
 };
 /// Whether the bucket's shards go with its group and with what it says is sharded.
 bool shards_fit(const Bucket& bucket, const Group& group);
+/// Elements of a bucket: [begin, end).
+struct ElementRange {
+  int64_t begin = 0, end = 0;
+  int64_t count() const { return end - begin; }
+};
+/// What a rank of the bucket's group updates, and what its mirrors have.
+ElementRange owned_range(const Bucket& bucket, const Group& group, int rank);
+/// How many ranks of the group own the same elements.
+int64_t owners(const Bucket& bucket, const Group& group);
 /// In elements. Keeps every parameter on a cache line of its own.
 inline constexpr int64_t kParamAlignment = 16;
 

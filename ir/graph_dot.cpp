@@ -34,6 +34,8 @@ const char* color_of(Op op) {
   case Op::Recv:
   case Op::Offload:
   case Op::Fetch:
+  case Op::SendMirror:
+  case Op::RecvMirror:
     return "palegreen";
   case Op::AllReduce:
   case Op::ReduceScatter:

@@ -276,6 +276,21 @@ int64_t add_state(MemoryBound& bound, const PlanSet& set, const ModelSpec& model
         bound.moments += size_of(DType::F64);
     }
   }
+  std::vector<bool> mirrored(model.params.size());
+  for (const Bucket& bucket : set.buckets)
+    for (GroupId mirror : bucket.mirrors) {
+      if (set.rank_in(mirror, bound.device) < 0)
+        continue;
+      const int64_t bytes = bucket.shard_numel() * size_of(bucket.dtype);
+      bound.mirrors += bucket.offload_params ? bytes : 2 * bytes; // parameters and gradients
+      for (StateKind kind : kinds)
+        if (kind == StateKind::Step)
+          bound.mirrors += size_of(DType::F64);
+        else if (kind != StateKind::Param && kind != StateKind::Grad && !bucket.offload_optimizer)
+          bound.mirrors += bytes;
+      for (ParamId param : bucket.params)
+        mirrored[param.value] = true;
+    }
   std::vector<GroupId> called(model.calls.size());
   for (const Instruction& each : plan.instructions) {
     if (each.op == Opcode::Seed)
@@ -302,6 +317,14 @@ int64_t add_state(MemoryBound& bound, const PlanSet& set, const ModelSpec& model
         own += as_made(type_on(group, its));
     }
     building = std::max(building, own);
+  }
+  for (const ModelCall& call : model.calls) { // modules are built once to fill mirrors of them
+    int64_t own = 0;
+    for (ParamId param : call.params)
+      own += as_made(model.param(param).type);
+    if (std::any_of(call.params.begin(), call.params.end(),
+                    [&](ParamId param) { return mirrored[param.value]; }))
+      building = std::max(building, own);
   }
   return std::max(most, bound.peak() + building);
 }
@@ -362,11 +385,12 @@ Result<void> verify_memory(const PlanSet& set, const ModelSpec& model,
       continue;
     const RoleId role = set.devices.at(bound.device);
     const auto& all = set.plans[role.value].instructions;
-    const int64_t state = bound.params + bound.gradients + bound.moments;
+    const int64_t state = bound.params + bound.gradients + bound.moments + bound.mirrors;
     std::string message = fmt::format(
         "up to {} bytes may be live, the cap is {}: parameters {}, gradients {}, moments {}, "
-        "values {}, kept for later passes {}, working {}",
-        bound.peak(), cap, bound.params, bound.gradients, bound.moments, bound.values, bound.saved,
+        "{}values {}, kept for later passes {}, working {}",
+        bound.peak(), cap, bound.params, bound.gradients, bound.moments,
+        bound.mirrors ? fmt::format("mirrors {}, ", bound.mirrors) : "", bound.values, bound.saved,
         bound.working);
     if (!bound.largest.empty())
       message += fmt::format("; most was left by {}", fmt::join(bound.largest, ", "));

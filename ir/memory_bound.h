@@ -13,13 +13,13 @@ struct MemoryBound {
   DeviceIndex device = 0;
   uint32_t instruction = 0; ///< of its plan, at which most may be live
   /// Of the buckets and modules; there all the time.
-  int64_t params = 0, gradients = 0, moments = 0, constants = 0;
+  int64_t params = 0, gradients = 0, moments = 0, mirrors = 0, constants = 0;
   int64_t values = 0;  ///< activations and their gradients
   int64_t saved = 0;   ///< by chunks for later passes
   int64_t working = 0; ///< beside what instructions leave; less where they let go as they run
   std::vector<std::string> largest; ///< "what F attn3 @2 left (12345 bytes)": at most three
   int64_t peak() const {
-    return params + gradients + moments + constants + values + saved + working;
+    return params + gradients + moments + mirrors + constants + values + saved + working;
   }
 };
 

@@ -15,7 +15,7 @@ struct KindPrefix {
   const char* prefix;
 };
 // In the order of ValueKind, which starts with Activation (no prefix).
-constexpr std::array<KindPrefix, 11> kPrefixes = {{{ValueKind::Gradient, "d."},
+constexpr std::array<KindPrefix, 12> kPrefixes = {{{ValueKind::Gradient, "d."},
                                                    {ValueKind::GradientPart, "d."},
                                                    {ValueKind::Saved, "saved."},
                                                    {ValueKind::Deferred, "deferred."},
@@ -25,7 +25,8 @@ constexpr std::array<KindPrefix, 11> kPrefixes = {{{ValueKind::Gradient, "d."},
                                                    {ValueKind::Updated, "updated."},
                                                    {ValueKind::Gathered, "gathered."},
                                                    {ValueKind::Zeroed, "zeroed."},
-                                                   {ValueKind::Scattered, "scattered."}}};
+                                                   {ValueKind::Scattered, "scattered."},
+                                                   {ValueKind::Mirrored, "mirrored."}}};
 
 /// Whether the part is a number: which window of a bucket, or where a value is.
 bool has_numbered_part(ValueKind kind) {
@@ -127,6 +128,7 @@ void append_subject(std::string& out, const Names& names, ValueKind kind, uint32
   case ValueKind::Gathered:
   case ValueKind::Zeroed:
   case ValueKind::Scattered:
+  case ValueKind::Mirrored:
     names.append_bucket(out, subject);
     break;
   case ValueKind::Committed:
@@ -173,6 +175,7 @@ void read_subject(Reader& in, const Lookup& lookup, ValueKind& kind, uint32_t& s
   case ValueKind::Gathered:
   case ValueKind::Zeroed:
   case ValueKind::Scattered:
+  case ValueKind::Mirrored:
     subject = lookup.bucket(in);
     break;
   case ValueKind::Committed:
@@ -263,7 +266,7 @@ ValueRef read_ref(Reader& in, const Lookup& lookup, int32_t expected_microbatch,
 
 namespace {
 bool comes_from_peer(Op op) {
-  return op == Op::Recv || op == Op::Redistribute;
+  return op == Op::Recv || op == Op::Redistribute || op == Op::RecvMirror;
 }
 } // namespace
 
@@ -415,6 +418,10 @@ void append_buckets(std::string& out, const std::vector<Bucket>& buckets, const 
     for (const auto& [member, word] : kBucketWords)
       if (bucket.*member)
         out += fmt::format(" {}", word);
+    for (size_t i = 0; i < bucket.mirrors.size(); ++i) {
+      out += i ? ", " : " mirrors ";
+      append_group(out, bucket.mirrors[i]);
+    }
     out += '\n';
     for (size_t i = 0; i < bucket.params.size(); ++i) {
       const size_t start = out.size();
@@ -442,6 +449,10 @@ Bucket read_bucket_line(Reader& in) {
     bucket.shards = in.index("a number of shards");
   for (const auto& [member, word] : kBucketWords)
     bucket.*member = in.accept(word);
+  if (in.accept("mirrors"))
+    do {
+      bucket.mirrors.push_back(read_group(in));
+    } while (in.accept(","));
   in.end_line();
   return bucket;
 }

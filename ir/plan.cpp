@@ -27,7 +27,7 @@ const char* to_string(Opcode opcode) {
     return to_string(static_cast<Op>(opcode));
   return kOpcodes[static_cast<size_t>(opcode) - static_cast<size_t>(Opcode::CopyState)];
 }
-static_assert(static_cast<int>(Opcode::Fetch) == static_cast<int>(Op::Fetch) &&
+static_assert(static_cast<int>(Opcode::UpdateMirror) == static_cast<int>(Op::UpdateMirror) &&
               static_cast<int>(Opcode::Input) == static_cast<int>(Op::Input));
 
 namespace {
@@ -135,8 +135,9 @@ std::string PlanSet::name(RoleId role, const Instruction& instruction,
     }
   };
   auto append_state = [&](const StateRange& range) {
-    fmt::format_to(std::back_inserter(out), " {} of bucket {} [{}, {})", to_string(range.kind),
-                   range.bucket.value, range.begin, range.begin + range.count);
+    const std::string mirror = range.mirror ? fmt::format("mirror {} of ", range.mirror) : "";
+    fmt::format_to(std::back_inserter(out), " {} of {}bucket {} [{}, {})", to_string(range.kind),
+                   mirror, range.bucket.value, range.begin, range.begin + range.count);
   };
   switch (instruction.op) {
   case Opcode::Forward:
@@ -177,6 +178,9 @@ std::string PlanSet::name(RoleId role, const Instruction& instruction,
   case Opcode::ReduceScatter:
   case Opcode::Update:
   case Opcode::AllGather:
+  case Opcode::SendMirror:
+  case Opcode::RecvMirror:
+  case Opcode::UpdateMirror:
     for (BucketId bucket : instruction.buckets) {
       out += ' ';
       text::append_name(out, bucket.value < buckets.size() ? buckets[bucket.value].name : "?");
@@ -202,8 +206,9 @@ std::string PlanSet::name(RoleId role, const Instruction& instruction,
   if (instruction.op == Opcode::Redistribute)
     fmt::format_to(std::back_inserter(out), " from {} to {}", layout(instruction.group),
                    layout(instruction.self));
-  if (instruction.op == Opcode::Send || instruction.op == Opcode::Recv) {
-    out += instruction.op == Opcode::Send ? " to " : " from ";
+  const bool sends = instruction.op == Opcode::Send || instruction.op == Opcode::SendMirror;
+  if (sends || instruction.op == Opcode::Recv || instruction.op == Opcode::RecvMirror) {
+    out += sends ? " to " : " from ";
     text::append_group(out, instruction.group);
   } else if (instruction.op == Opcode::SendState || instruction.op == Opcode::RecvState) {
     fmt::format_to(std::back_inserter(out), " {} device {}",

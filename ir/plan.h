@@ -40,12 +40,13 @@ constexpr bool is_sharded(const Bucket& bucket, StateKind kind) {
 }
 
 /// A contiguous piece of a bucket's array. `begin` counts elements from the bucket's start, also
-/// where a rank keeps only its own range of the array.
+/// where a rank or a mirror keeps only its own range of the array.
 struct StateRange {
   Epoch epoch = 0;
   BucketId bucket;
   StateKind kind = StateKind::Param;
   int64_t begin = 0, count = 0;
+  uint32_t mirror = 0; ///< 0: as the bucket's group keeps it; k: as the k-th of its mirrors does
   bool operator==(const StateRange&) const = default;
 };
 
@@ -73,6 +74,9 @@ enum class Opcode : uint8_t {
   Redistribute,
   Offload,
   Fetch,
+  SendMirror,
+  RecvMirror,
+  UpdateMirror,
   // Of migration plans.
   CopyState, ///< within the device: `source` to `target`
   SendState, ///< `source` to device `device`
@@ -118,8 +122,8 @@ struct Instruction {
   std::vector<SlotId> frees;   ///< slots that no later instruction reads: dropped when done
   std::vector<BucketId> buckets; ///< of what is_bucket_op: one. Commit: all that the role holds and
                                  ///< whose updates wait for it
-  GroupId group;                 ///< of a collective; of Send and Recv the peer's group; of
-                                 ///< Redistribute where the value comes from
+  GroupId group;                 ///< of a collective; of Send, Recv, SendMirror and RecvMirror the
+                                 ///< peer's group; of Redistribute where the value comes from
   GroupId self;                  ///< the group as whose member the device runs it
   EdgeId edge;                   ///< of what goes over the transport
   double scale = 1;              ///< of Seed

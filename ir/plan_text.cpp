@@ -48,6 +48,8 @@ void append_state(std::string& out, const char* word, const StateRange& range) {
     return;
   fmt::format_to(std::back_inserter(out), " {} epoch {} b{} {} begin {} count {}", word,
                  range.epoch, range.bucket.value, to_string(range.kind), range.begin, range.count);
+  if (range.mirror)
+    out += fmt::format(" mirror {}", range.mirror);
 }
 
 StateRange read_state(Reader& in) {
@@ -64,13 +66,23 @@ StateRange read_state(Reader& in) {
   range.begin = in.integer("an element");
   in.expect("count");
   range.count = in.integer("a number of elements");
+  if (in.accept("mirror"))
+    range.mirror = in.index("a mirror, counted from 1");
   return range;
 }
 
 const char* group_word(Opcode op) {
-  return op == Opcode::Send                                 ? " to "
-         : op == Opcode::Recv || op == Opcode::Redistribute ? " from "
-                                                            : " over ";
+  switch (op) {
+  case Opcode::Send:
+  case Opcode::SendMirror:
+    return " to ";
+  case Opcode::Recv:
+  case Opcode::RecvMirror:
+  case Opcode::Redistribute:
+    return " from ";
+  default:
+    return " over ";
+  }
 }
 
 void append_instruction(std::string& out, const Plan& plan, const Instruction& each) {

@@ -62,7 +62,7 @@ void Filter::add(Term term) {
 const char* Directive::op() const {
   constexpr std::array kOps = {"split",    "split_backward", "place",        "replicate", "order",
                                "overlap",  "fuse",           "recompute",    "prefetch",  "tag",
-                               "schedule", "shard",          "shard_tensor", "offload"};
+                               "schedule", "shard",          "shard_tensor", "offload",   "mirror"};
   static_assert(kOps.size() == std::variant_size_v<DirectiveBody>);
   return kOps[body.index()];
 }
@@ -107,6 +107,9 @@ Strategy& Strategy::recompute(Filter filter) {
 }
 Strategy& Strategy::offload(Offload directive) {
   return add(std::move(directive));
+}
+Strategy& Strategy::mirror(Filter filter, int64_t copies) {
+  return add(Mirror{std::move(filter), copies});
 }
 Strategy& Strategy::prefetch(Filter filter, int64_t distance) {
   return add(Prefetch{std::move(filter), distance});

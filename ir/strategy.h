@@ -155,6 +155,13 @@ inline constexpr std::array<std::pair<const char*, bool Offload::*>, 3> kOffload
     {{"activations", &Offload::activations},
      {"optimizer", &Offload::optimizer},
      {"params", &Offload::params}}};
+/// Keep `copies` more of what one device alone has of the parameters of calls that match, and of
+/// their optimizer's state, on other devices.
+struct Mirror {
+  Filter filter;
+  int64_t copies = 1;
+  bool operator==(const Mirror&) const = default;
+};
 /// How early the parameters of calls that match may be gathered, where they are sharded, and what
 /// they have offloaded fetched: while the `distance`-th such use before theirs begins. 0: when they
 /// are needed.
@@ -184,7 +191,7 @@ struct Schedule {
 
 using DirectiveBody =
     std::variant<Split, SplitBackward, Place, Replicate, Order, Overlap, Fuse, Recompute, Prefetch,
-                 TagCalls, Schedule, Shard, ShardTensor, Offload>;
+                 TagCalls, Schedule, Shard, ShardTensor, Offload, Mirror>;
 
 /// Where a directive was written.
 struct Origin {
@@ -221,6 +228,7 @@ struct Strategy {
   Strategy& fuse(Filter filter, bool update = false);
   Strategy& recompute(Filter filter);
   Strategy& offload(Offload directive);
+  Strategy& mirror(Filter filter, int64_t copies = 1);
   Strategy& prefetch(Filter filter, int64_t distance);
   Strategy& tag(Filter filter, std::string name, int64_t index);
   Strategy& schedule(std::string expression, int64_t microbatches = 0);
@@ -233,7 +241,7 @@ struct Strategy {
   /// The JSON list, a directive a line; parses back to an equal strategy.
   std::string to_json() const;
   /// `file` is used in errors and as the name. Errors: malformed JSON (with line and column), an
-  /// unknown op or key, a wrong type, a directive that is not there yet (named).
+  /// unknown op or key, a wrong type.
   static Result<Strategy> parse(std::string_view json, const std::string& file = {});
   static Result<Strategy> load(const std::string& path);
   bool operator==(const Strategy& other) const { return directives == other.directives; }

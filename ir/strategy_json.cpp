@@ -111,6 +111,10 @@ Json json_of(const DirectiveBody& body) {
                        what.push_back(name);
                    out["what"] = std::move(what);
                  },
+                 [&](const Mirror& d) {
+                   out["filter"] = json_of(d.filter);
+                   out["copies"] = d.copies;
+                 },
                  [&](const Prefetch& d) {
                    out["filter"] = json_of(d.filter);
                    out["distance"] = d.distance;

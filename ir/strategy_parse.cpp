@@ -21,16 +21,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 using text::ParseFailure;
 
-struct Unavailable {
-  const char* op;
-  const char* instead;
-};
-constexpr Unavailable kUnavailable[] = {
-    {"mirror", "leave it out; \"replicate\" keeps a copy on each of its devices"},
-};
 const std::vector<std::string> kOps = {
-    "split",     "split_backward", "place", "replicate", "order", "overlap",      "fuse",
-    "recompute", "prefetch",       "tag",   "schedule",  "shard", "shard_tensor", "offload"};
+    "split",    "split_backward", "place",        "replicate", "order",
+    "overlap",  "fuse",           "recompute",    "prefetch",  "tag",
+    "schedule", "shard",          "shard_tensor", "offload",   "mirror"};
 
 struct Document {
   Json json;
@@ -336,6 +330,13 @@ DirectiveBody read_body(const std::string& op, const Fields& in) {
   }
   if (op == "offload")
     return read_offload(in);
+  if (op == "mirror") {
+    in.allow_only({"filter", "copies"});
+    Mirror out{.filter = in.filter("filter")};
+    if (const Json* copies = in.find({"copies"}))
+      out.copies = in.integer(*copies, 1, "a number of 1 or more");
+    return out;
+  }
   if (op == "prefetch") {
     in.allow_only({"filter", "distance"});
     return Prefetch{in.filter("filter"),
@@ -355,10 +356,6 @@ DirectiveBody read_body(const std::string& op, const Fields& in) {
       out.table = in.strings("table");
     return out;
   }
-  for (const Unavailable& each : kUnavailable)
-    if (op == each.op)
-      in.fail(fmt::format("the directive \"{}\" is not available in this version", op),
-              each.instead);
   std::string near = closest(op, kOps);
   in.fail(fmt::format("unknown directive \"{}\"", op),
           fmt::format("{}known directives: {}",

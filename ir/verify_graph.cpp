@@ -112,6 +112,9 @@ private:
                                  param.name, bucket.offsets[i], bucket.name, kParamAlignment));
       end = bucket.offsets[i] + type_on(group, param).numel(1);
     }
+    for (GroupId mirror : bucket.mirrors)
+      if (!mirror || !group_exists(mirror) || graph_.groups[mirror.value].size() != group.size())
+        return wrong(fmt::format("a mirror of bucket {} is on no group like its own", bucket.name));
     const int64_t ranks = group.copies();
     if (bucket.numel < end || bucket.numel % (ranks * kParamAlignment) != 0)
       return wrong(fmt::format("bucket {} has {} elements: its parameters need {}, padded to a "
@@ -182,6 +185,7 @@ private:
     case ValueKind::Gathered:
     case ValueKind::Zeroed:
     case ValueKind::Scattered:
+    case ValueKind::Mirrored:
       return graph_.buckets.size();
     case ValueKind::Committed:
       break;
@@ -203,6 +207,9 @@ private:
     case Op::Gather:
     case Op::Release:
     case Op::ZeroGrads:
+    case Op::SendMirror:
+    case Op::RecvMirror:
+    case Op::UpdateMirror:
       return graph_.buckets.size();
     case Op::Commit:
       return 1;
@@ -312,16 +319,20 @@ private:
   }
 
   static NodeId counterpart(NodeId id) {
-    id.op = id.op == Op::Send ? Op::Recv : Op::Send;
+    const bool mirror = id.op == Op::SendMirror || id.op == Op::RecvMirror;
+    if (id.op == Op::Send || id.op == Op::SendMirror)
+      id.op = mirror ? Op::RecvMirror : Op::Recv;
+    else
+      id.op = mirror ? Op::SendMirror : Op::Send;
     std::swap(id.at, id.peer);
     return id;
   }
 
   Result<void> check_transfer(const Node& node, uint32_t number) {
-    const bool send = node.id.op == Op::Send;
+    const bool send = node.id.op == Op::Send || node.id.op == Op::SendMirror;
     if (node.id.op == Op::Redistribute)
       return check_redistribute(node);
-    if (!send && node.id.op != Op::Recv) {
+    if (!send && node.id.op != Op::Recv && node.id.op != Op::RecvMirror) {
       if (node.id.peer)
         return wrong(node, "only transfers have a peer");
       return {};

@@ -1,5 +1,5 @@
 // A migration fills every array that it moves: on each device, all of a kind's elements that hold a
-// parameter and that the device keeps are written, none of them twice.
+// parameter and that the device keeps, for itself or as a mirror, are written, none of them twice.
 #include "ir/verify_plan.h"
 
 #include <array>
@@ -10,24 +10,27 @@ namespace piper::ir {
 
 namespace {
 
-/// What the device keeps of a bucket's array: all, or its shard.
-std::pair<int64_t, int64_t> kept(const PlanSet& set, const Bucket& bucket, StateKind kind,
-                                 DeviceIndex device) {
+/// The group that keeps a bucket, or a mirror of it.
+GroupId keepers(const Bucket& bucket, uint32_t mirror) {
+  return mirror ? bucket.mirrors[mirror - 1] : bucket.group;
+}
+
+/// What the device keeps of a bucket's array: all, or its shard where it is sharded or mirrored.
+ElementRange kept(const PlanSet& set, const Bucket& bucket, StateKind kind, DeviceIndex device,
+                  uint32_t mirror) {
   if (kind == StateKind::Step)
     return {0, 1};
-  if (!is_sharded(bucket, kind))
+  if (!mirror && !is_sharded(bucket, kind))
     return {0, bucket.numel};
-  const Group& group = set.groups[bucket.group.value];
-  const int64_t share = bucket.shard_numel();
-  const int64_t shard = bucket.shard_of(group.copy(set.rank_in(bucket.group, device)));
-  return {shard * share, (shard + 1) * share};
+  return owned_range(bucket, set.groups[bucket.group.value],
+                     set.rank_in(keepers(bucket, mirror), device));
 }
 
 struct Written {
   int64_t begin, end;
   const Instruction* by;
 };
-using Array = std::tuple<DeviceIndex, BucketId, StateKind>;
+using Array = std::tuple<DeviceIndex, BucketId, uint32_t, StateKind>; ///< with the mirror
 
 class MigrationVerifier {
 public:
@@ -71,31 +74,37 @@ private:
     if (each.op == Opcode::SendState)
       return {};
     if (to.bucket.value >= set_.buckets.size() ||
-        set_.rank_in(set_.buckets[to.bucket.value].group, device) < 0)
+        to.mirror > set_.buckets[to.bucket.value].mirrors.size() ||
+        set_.rank_in(keepers(set_.buckets[to.bucket.value], to.mirror), device) < 0)
       return wrong(device, each,
-                   fmt::format("the device does not hold bucket {}", to.bucket.value));
-    const auto [begin, end] = kept(set_, set_.buckets[to.bucket.value], to.kind, device);
+                   fmt::format("the device does not hold {}bucket {}",
+                               to.mirror ? fmt::format("mirror {} of ", to.mirror) : "",
+                               to.bucket.value));
+    const auto [begin, end] = kept(set_, set_.buckets[to.bucket.value], to.kind, device, to.mirror);
     if (to.count <= 0 || to.begin < begin || to.begin + to.count > end)
       return wrong(device, each,
                    fmt::format("the device keeps elements [{}, {}) of the array", begin, end));
-    written_[{device, to.bucket, to.kind}].push_back({to.begin, to.begin + to.count, &each});
+    written_[{device, to.bucket, to.mirror, to.kind}].push_back(
+        {to.begin, to.begin + to.count, &each});
     return {};
   }
 
   Result<void> complete() const {
     for (uint32_t b = 0; b < set_.buckets.size(); ++b)
-      for (DeviceIndex device : set_.groups[set_.buckets[b].group.value].devices)
-        for (size_t k = 0; k < kinds_.size(); ++k)
-          if (kinds_[k])
-            PIPER_CHECK_OK(check_filled(device, BucketId(b), static_cast<StateKind>(k)));
+      for (uint32_t mirror = 0; mirror <= set_.buckets[b].mirrors.size(); ++mirror)
+        for (DeviceIndex device : set_.groups[keepers(set_.buckets[b], mirror).value].devices)
+          for (size_t k = 0; k < kinds_.size(); ++k)
+            if (kinds_[k])
+              PIPER_CHECK_OK(check_filled(device, BucketId(b), mirror, static_cast<StateKind>(k)));
     return {};
   }
 
-  Result<void> check_filled(DeviceIndex device, BucketId id, StateKind kind) const {
+  Result<void> check_filled(DeviceIndex device, BucketId id, uint32_t mirror,
+                            StateKind kind) const {
     const Bucket& bucket = set_.buckets[id.value];
-    const auto [begin, end] = kept(set_, bucket, kind, device);
+    const auto [begin, end] = kept(set_, bucket, kind, device, mirror);
     static const std::vector<Written> kNothing;
-    const auto found = written_.find({device, id, kind});
+    const auto found = written_.find({device, id, mirror, kind});
     const auto& pieces = found == written_.end() ? kNothing : found->second;
     size_t piece = 0;
     for (size_t p = 0; p < bucket.params.size(); ++p) {
@@ -109,9 +118,10 @@ private:
         while (piece < pieces.size() && pieces[piece].end <= at)
           ++piece;
         if (piece == pieces.size() || pieces[piece].begin > at)
-          return wrong_set(set_, fmt::format("nothing fills element {} of {} of bucket {} on "
-                                             "device {}",
-                                             at, to_string(kind), bucket.name, device));
+          return wrong_set(
+              set_, fmt::format("nothing fills element {} of {} of {}bucket {} on device {}", at,
+                                to_string(kind), mirror ? fmt::format("mirror {} of ", mirror) : "",
+                                bucket.name, device));
         at = pieces[piece].end;
       }
       if (kind == StateKind::Step)

@@ -27,7 +27,8 @@ Result<void> ranges(const RoleView& view, const Instruction& each) {
   for (BucketId bucket : each.buckets) {
     if (bucket.value >= set.buckets.size())
       return view.wrong(each, fmt::format("bucket b{} of {}", bucket.value, set.buckets.size()));
-    if (!view.is_member(set.buckets[bucket.value].group))
+    const bool at_mirror = each.op == Opcode::RecvMirror || each.op == Opcode::UpdateMirror;
+    if (!at_mirror && !view.is_member(set.buckets[bucket.value].group))
       return view.wrong(
           each, fmt::format("the role does not hold bucket {}", set.buckets[bucket.value].name));
   }
@@ -63,6 +64,19 @@ Result<void> chunks(const RoleView& view, const Instruction& each) {
   return {};
 }
 
+/// What is done to a mirror is done on its group, by or with that of its bucket.
+Result<void> mirror(const RoleView& view, const Instruction& each) {
+  const Bucket& bucket = view.set.buckets[each.buckets[0].value];
+  const bool sends = each.op == Opcode::SendMirror;
+  const GroupId its = sends ? each.group : each.self;
+  const GroupId other = sends ? each.self : each.group;
+  if (mirror_on(bucket, its) == bucket.mirrors.size())
+    return view.wrong(each, fmt::format("bucket {} has no mirror on g{}", bucket.name, its.value));
+  if (other != (each.op == Opcode::UpdateMirror ? its : bucket.group))
+    return view.wrong(each, fmt::format("bucket {} is not on g{}", bucket.name, other.value));
+  return {};
+}
+
 Result<void> needs(const RoleView& view, const Instruction& each) {
   const PlanSet& set = view.set;
   if (is_of_state(each.op) != (set.kind == PlanKind::Migrate))
@@ -71,7 +85,8 @@ Result<void> needs(const RoleView& view, const Instruction& each) {
   const bool of_training =
       adds_to_gradients(each.op) || each.op == Opcode::Seed || each.op == Opcode::Recompute ||
       each.op == Opcode::Offload || each.op == Opcode::Fetch || each.op == Opcode::Add ||
-      each.op == Opcode::Update || each.op == Opcode::ZeroGrads ||
+      each.op == Opcode::Update || each.op == Opcode::ZeroGrads || each.op == Opcode::SendMirror ||
+      each.op == Opcode::RecvMirror || each.op == Opcode::UpdateMirror ||
       (is_collective(each.op) && each.op != Opcode::Gather && each.op != Opcode::Redistribute);
   if (set.kind == PlanKind::Eval && of_training)
     return view.wrong(each, "an evaluation neither goes backward nor updates");
@@ -101,6 +116,9 @@ Result<void> needs(const RoleView& view, const Instruction& each) {
     return view.wrong(each, "it has nothing to do with buckets");
   if (!of_group)
     return {};
+  if (each.op == Opcode::SendMirror || each.op == Opcode::RecvMirror ||
+      each.op == Opcode::UpdateMirror)
+    return mirror(view, each);
   if (!view.is_member(each.group))
     return view.wrong(each, "the role is no member of the group of the collective");
   const GroupId right =

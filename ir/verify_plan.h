@@ -127,10 +127,15 @@ inline bool is_of_state(Opcode op) {
 }
 inline bool is_transfer(Opcode op) {
   return op == Opcode::Send || op == Opcode::Recv || op == Opcode::SendState ||
-         op == Opcode::RecvState;
+         op == Opcode::RecvState || op == Opcode::SendMirror || op == Opcode::RecvMirror;
 }
 inline bool is_sending(Opcode op) {
-  return op == Opcode::Send || op == Opcode::SendState;
+  return op == Opcode::Send || op == Opcode::SendState || op == Opcode::SendMirror;
+}
+/// Which of the bucket's mirrors the group is; as many as it has if none.
+inline size_t mirror_on(const Bucket& bucket, GroupId group) {
+  return static_cast<size_t>(std::find(bucket.mirrors.begin(), bucket.mirrors.end(), group) -
+                             bucket.mirrors.begin());
 }
 
 } // namespace piper::ir

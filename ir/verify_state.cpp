@@ -3,8 +3,10 @@
 //   forwards read its parameters; backwards read them and add to its gradients
 //     -> the gradients are summed: each sub-group scatters the sums over its ranks (if the bucket
 //        is sharded), then those who have the same shard, or all, add up theirs
+//     -> those that the rank owns are sent to its mirrors, which have them before the commit
 //     -> commit reads them (but of what is updated without it)
-//     -> update writes the parameters that the rank owns, and clears the gradients
+//     -> update writes the parameters that the rank owns, and clears the gradients; the mirrors'
+//        too
 //     -> the parameters are gathered in each sub-group (if only the optimizer's state is sharded)
 //
 // Each arrow is a wait on the device itself, so no two streams touch an array at a time, but for
@@ -25,7 +27,10 @@ public:
   StateVerifier(const RoleView& view, const StreamOrder& order)
       : view_(view), set_(view.set), facts_(view.facts), order_(order),
         all_(view.plan.instructions), work_(set_.buckets.size()),
-        last_adder_(facts_.model.params.size(), kNone) {}
+        last_adder_(facts_.model.params.size(), kNone) {
+    for (size_t b = 0; b < work_.size(); ++b)
+      work_[b].mirrors.resize(set_.buckets[b].mirrors.size());
+  }
 
   Result<void> run() {
     for (uint32_t i = 0; i < all_.size(); ++i)
@@ -33,9 +38,11 @@ public:
     if (commit_ == kNone)
       return view_.wrong("the plan has no commit");
     PIPER_CHECK_OK(check_commit());
-    for (size_t b = 0; b < set_.buckets.size(); ++b)
+    for (size_t b = 0; b < set_.buckets.size(); ++b) {
       if (view_.is_member(set_.buckets[b].group))
         PIPER_CHECK_OK(check_bucket(set_.buckets[b], work_[b]));
+      PIPER_CHECK_OK(check_mirrors(set_.buckets[b], work_[b]));
+    }
     for (uint32_t i = 0; i < all_.size(); ++i)
       for (const auto& chunk : all_[i].chunks)
         for (CallId call : chunk)
@@ -48,6 +55,10 @@ private:
   /// What is done to a bucket; indices of instructions.
   struct BucketWork {
     uint32_t scatter = kNone, sum = kNone, update = kNone, gather = kNone;
+    struct Mirror {
+      uint32_t send = kNone, recv = kNone, update = kNone;
+    };
+    std::vector<Mirror> mirrors;
     /// The first that reads its gradients, once they are complete here; none if the commit is that.
     uint32_t reduction() const { return scatter != kNone ? scatter : sum; }
   };
@@ -71,6 +82,12 @@ private:
       return once(work_[all_[i].buckets[0].value].update);
     case Opcode::AllGather:
       return once(work_[all_[i].buckets[0].value].gather);
+    case Opcode::SendMirror:
+      return once(mirror(i, all_[i].group).send);
+    case Opcode::RecvMirror:
+      return once(mirror(i, all_[i].self).recv);
+    case Opcode::UpdateMirror:
+      return once(mirror(i, all_[i].self).update);
     case Opcode::Commit:
       if (commit_ != kNone)
         return view_.wrong(all_[i], "there are two commits");
@@ -79,6 +96,11 @@ private:
     default:
       return {};
     }
+  }
+
+  BucketWork::Mirror& mirror(uint32_t i, GroupId on) {
+    const BucketId bucket = all_[i].buckets[0];
+    return work_[bucket.value].mirrors[mirror_on(set_.buckets[bucket.value], on)];
   }
 
   /// It counts the gradients of every bucket that the role holds, once; of those that are updated
@@ -139,6 +161,37 @@ private:
     return {};
   }
 
+  /// The commit comes after a mirror has the gradients, and so, on all devices, do the updates:
+  /// what is on its way does not change, and all updates of an iteration are done or none.
+  Result<void> check_mirrors(const Bucket& bucket, const BucketWork& its) const {
+    for (size_t m = 0; m < its.mirrors.size(); ++m) {
+      const auto& mirror = its.mirrors[m];
+      const uint32_t group = bucket.mirrors[m].value;
+      if (view_.is_member(bucket.group)) {
+        if (mirror.send == kNone)
+          return view_.wrong(
+              fmt::format("bucket {} is not sent to its mirror on g{}", bucket.name, group));
+        for (const uint32_t reduction : {its.scatter, its.sum})
+          if (reduction != kNone && !order_.before(reduction, mirror.send))
+            return view_.wrong(all_[mirror.send],
+                               fmt::format("it may run before {}", view_.name(reduction)));
+        if (!order_.before(mirror.send, commit_))
+          return view_.wrong(all_[mirror.send], "the commit does not wait for it");
+      }
+      if (!view_.is_member(bucket.mirrors[m]))
+        continue;
+      if (mirror.recv == kNone || mirror.update == kNone)
+        return view_.wrong(
+            fmt::format("the mirror of bucket {} on g{} {}", bucket.name, group,
+                        mirror.recv == kNone ? "receives nothing" : "is not updated"));
+      if (!order_.before(mirror.recv, commit_))
+        return view_.wrong(all_[mirror.recv], "the commit does not wait for it");
+      if (!order_.before(commit_, mirror.update))
+        return view_.wrong(all_[mirror.update], "it may run before the commit");
+    }
+    return {};
+  }
+
   /// A forward or a backward that uses a parameter.
   Result<void> check_use(uint32_t i, ParamId param) {
     const BucketId id = facts_.bucket[param.value];
@@ -174,6 +227,11 @@ private:
       return view_.wrong(all_[i],
                          fmt::format("{} does not wait for it, though it adds to bucket {}",
                                      view_.name(end), bucket.name));
+    for (const auto& mirror : its.mirrors)
+      if (!order_.before(i, mirror.send))
+        return view_.wrong(all_[i],
+                           fmt::format("{} does not wait for it, though it adds to bucket {}",
+                                       view_.name(mirror.send), bucket.name));
     // Ordered in pairs, they are ordered all.
     uint32_t& last = last_adder_[param.value];
     if (last != kNone && last != i && !order_.before(last, i))

@@ -108,12 +108,38 @@ Result<void> bucket_params(const PlanSet& set, const ModelSpec& model, const Buc
   return {};
 }
 
+/// As many ranks as the bucket's group, each on a device that has no other copy of the same.
+Result<void> mirrors(const PlanSet& set, const Bucket& bucket) {
+  std::vector<GroupId> all = {bucket.group};
+  for (GroupId id : bucket.mirrors) {
+    if (id.value >= set.groups.size() ||
+        set.groups[id.value].size() != set.groups[bucket.group.value].size())
+      return wrong_set(
+          set, fmt::format("a mirror of bucket {} is on no group like its own", bucket.name));
+    for (GroupId other : all)
+      for (size_t rank = 0; rank < set.groups[id.value].size(); ++rank)
+        if (set.groups[id.value].devices[rank] == set.groups[other.value].devices[rank])
+          return wrong_set(set, fmt::format("device {} keeps two copies of what rank {} of bucket "
+                                            "{} owns",
+                                            set.groups[id.value].devices[rank], rank, bucket.name));
+    all.push_back(id);
+  }
+  if (!bucket.mirrors.empty() && owners(bucket, set.groups[bucket.group.value]) > 1)
+    return wrong_set(set,
+                     fmt::format("bucket {} has a mirror of what several ranks own", bucket.name));
+  if (!bucket.mirrors.empty() && bucket.fused_update)
+    return wrong_set(set, fmt::format("bucket {} has a mirror, but its update waits for no commit",
+                                      bucket.name));
+  return {};
+}
+
 Result<void> buckets(const PlanSet& set, const ModelSpec& model) {
   std::vector<bool> held(model.params.size());
   for (const Bucket& bucket : set.buckets) {
     if (bucket.group.value >= set.groups.size())
       return wrong_set(set, fmt::format("bucket {} is on no group", bucket.name));
     PIPER_CHECK_OK(bucket_params(set, model, bucket, held));
+    PIPER_CHECK_OK(mirrors(set, bucket));
   }
   for (size_t p = 0; p < held.size(); ++p)
     if (!held[p])

@@ -274,6 +274,12 @@ private:
                      fmt::format("device {} sends another range under this key", channel.from));
       return {};
     }
+    if (sends.op == Opcode::SendMirror) {
+      if (sends.buckets != receives.buckets)
+        return wrong(recv, fmt::format("device {} sends it {}", channel.from,
+                                       set_.name(role_of(channel.from), sends, &model_)));
+      return {};
+    }
     const Slot& from = set_.plans[role_of(channel.from).value].slots[sends.inputs[0].value];
     const Slot& to = set_.plans[role_of(channel.to).value].slots[receives.outputs[0].value];
     ValueRef sent = from.value;

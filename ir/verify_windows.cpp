@@ -99,12 +99,13 @@ private:
     return {};
   }
 
-  /// The sum over sub-groups and the commit, or an update without it, come after all gradients; any
-  /// update after all that reads its parameters.
+  /// The sum over sub-groups, what sends gradients to mirrors, and the commit, or an update without
+  /// it, come after all gradients; any update after all that reads its parameters.
   bool ends(const Instruction& each) const {
     if (each.op == Opcode::Update)
       return kind_ == StateKind::Param || set_.buckets[each.buckets[0].value].fused_update;
-    return kind_ == StateKind::Grad && (each.op == Opcode::AllReduce || each.op == Opcode::Commit);
+    return kind_ == StateKind::Grad && (each.op == Opcode::AllReduce ||
+                                        each.op == Opcode::SendMirror || each.op == Opcode::Commit);
   }
 
   Result<void> end(uint32_t i) {

@@ -101,6 +101,7 @@ private:
   Bound bind_zero_grads(const Instruction& instruction);
   Bound bind_commit(const Instruction& instruction);
   Bound bind_update(const Instruction& instruction);
+  Bound bind_mirror(const Instruction& instruction);
   Bound bind_state(const Instruction& instruction);
 
   at::Tensor* slot(SlotId id) { return &bound_->slots[id.value]; }
@@ -113,6 +114,7 @@ private:
   ValueId value(SlotId id) const { return ValueId(spec(id).value.subject); }
   Result<DeviceIndex> peer(const Instruction& instruction) const;
   Result<BucketState*> bucket(BucketId id) const;
+  Result<const BucketState*> keeper(const Instruction& instruction) const;
   Result<FlatRange> range(const StateRange& range) const;
   transport::Key key(const Instruction& instruction) const {
     return {plans_.epoch, instruction.edge.value, instruction.microbatch};
@@ -198,7 +200,8 @@ Result<std::shared_ptr<BoundPlan>> Binder::bind() {
 void Binder::bind_streams() {
   std::vector<bool> compute(plan_.streams.size());
   for (const Instruction& instruction : plan_.instructions)
-    if (is_compute(instruction.op) || instruction.op == Opcode::Update)
+    if (is_compute(instruction.op) || instruction.op == Opcode::Update ||
+        instruction.op == Opcode::UpdateMirror)
       compute[instruction.stream] = true;
   for (size_t s = 0; s < compute.size(); ++s) {
     auto& stream = bound_->streams.emplace_back(std::make_unique<BoundPlan::BoundStream>());
@@ -283,7 +286,11 @@ Binder::Bound Binder::bind(const Instruction& instruction) {
   case Opcode::Commit:
     return bind_commit(instruction);
   case Opcode::Update:
+  case Opcode::UpdateMirror:
     return bind_update(instruction);
+  case Opcode::SendMirror:
+  case Opcode::RecvMirror:
+    return bind_mirror(instruction);
   case Opcode::CopyState:
   case Opcode::SendState:
   case Opcode::RecvState:
@@ -623,7 +630,7 @@ Binder::Bound Binder::bind_commit(const Instruction& instruction) {
 
 Binder::Bound Binder::bind_update(const Instruction& instruction) {
   auto bound = std::make_unique<UpdateInstruction>();
-  PIPER_TRY(BucketState * state, bucket(instruction.buckets.at(0)));
+  PIPER_TRY(const BucketState* state, keeper(instruction));
   if (state->spec->fused_update && context_.options.optimizer.clip_norm > 0)
     return user_error("it does not wait for the gradient norm, which is clipped: that takes all "
                       "gradients before the first update",
@@ -638,6 +645,42 @@ Binder::Bound Binder::bind_update(const Instruction& instruction) {
     bound->moment2 = state->range(StateKind::Moment2);
   if (state->step.defined())
     bound->step = state->step.mutable_data_ptr<double>();
+  return Bound(std::move(bound));
+}
+
+/// The bucket that the instruction works on, or the mirror of it.
+Result<const BucketState*> Binder::keeper(const Instruction& instruction) const {
+  const BucketId id = instruction.buckets.at(0);
+  uint32_t mirror = 0;
+  if (instruction.op == Opcode::RecvMirror || instruction.op == Opcode::UpdateMirror) {
+    const auto& all = plans_.buckets[id.value].mirrors;
+    const auto at = std::find(all.begin(), all.end(), instruction.self);
+    mirror = static_cast<uint32_t>(at - all.begin()) + 1;
+  }
+  const BucketState* found = bound_->state ? bound_->state->find(id, mirror) : nullptr;
+  if (!found)
+    return internal_error(fmt::format("uses {}bucket {}, which this device doesn't hold",
+                                      mirror ? fmt::format("mirror {} of ", mirror) : "",
+                                      id.value));
+  return found;
+}
+
+/// What is sent does not change before all have it: the commit waits for them.
+Binder::Bound Binder::bind_mirror(const Instruction& instruction) {
+  if (instruction.op == Opcode::SendMirror) {
+    auto bound = std::make_unique<SendStateInstruction>();
+    PIPER_TRY(const BucketState* state, keeper(instruction));
+    PIPER_TRY(bound->to, peer(instruction));
+    bound->key = key(instruction);
+    bound->array = state->kept(StateKind::Grad);
+    bound->source = state->shard(StateKind::Grad);
+    return Bound(std::move(bound));
+  }
+  auto bound = std::make_unique<RecvStateInstruction>();
+  PIPER_TRY(const BucketState* state, keeper(instruction));
+  PIPER_TRY(bound->from, peer(instruction));
+  bound->key = key(instruction);
+  bound->target = state->range(StateKind::Grad);
   return Bound(std::move(bound));
 }
 
@@ -664,8 +707,8 @@ Binder::Bound Binder::bind_state(const Instruction& instruction) {
     auto bound = std::make_unique<SendStateInstruction>();
     PIPER_TRY(bound->source, range(instruction.source));
     bound->array = context_.state(instruction.source.epoch)
-                       ->buckets()[instruction.source.bucket.value]
-                       .kept(instruction.source.kind);
+                       ->find(instruction.source.bucket, instruction.source.mirror)
+                       ->kept(instruction.source.kind);
     bound->key = key(instruction);
     bound->to = instruction.device;
     return Bound(std::move(bound));

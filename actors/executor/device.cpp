@@ -5,10 +5,12 @@
 #include "actors/executor/errors.h"
 #include "actors/executor/interpreter.h"
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -98,6 +100,7 @@ struct Device::Impl {
   std::mutex mutex;                                                      ///< of what follows
   std::map<ir::Epoch, Prepared> epochs;
   std::optional<ir::Epoch> committed;
+  std::optional<int64_t> updated; ///< by the thread that runs iterations
 };
 
 Result<std::shared_ptr<EpochState>>
@@ -166,9 +169,11 @@ Result<void> Device::Impl::initialize(ir::Epoch epoch) {
   for (const auto& placed : prepared.modules())
     if (!state.pristine || placed->home != &state)
       PIPER_CHECK_OK(fill_initial(*model, placed->index, options.seed, state));
+  PIPER_CHECK_OK(fill_mirrors(*model, options.seed, state));
   if (!state.pristine)
     state.clear_optimizer();
   state.torn = false;
+  updated.reset();
   return {};
 }
 
@@ -186,9 +191,13 @@ Result<IterationResult> Device::Impl::run(ir::PlanKind kind, int64_t iteration) 
     idle.iteration = iteration;
     return idle;
   }
-  if (kind == ir::PlanKind::Train)
-    prepared.state->pristine = false;
-  return interpreter.run(plan, iteration);
+  if (kind != ir::PlanKind::Train)
+    return interpreter.run(plan, iteration);
+  prepared.state->pristine = false;
+  auto result = interpreter.run(plan, iteration);
+  if (interpreter.state().committed() && interpreter.state().iteration == iteration)
+    updated = iteration;
+  return result;
 }
 
 /// The parameters of a bucket that are cut, a line a part.
@@ -320,6 +329,24 @@ void Device::abort(Error reason) {
 }
 void Device::recover() {
   impl_->interpreter.recover(impl_->committed.value_or(0));
+}
+
+Result<at::Tensor> Device::read(const ir::StateRange& range) {
+  return impl_->guarded("read state", [&]() -> Result<at::Tensor> {
+    const auto state = impl_->committed_state();
+    if (!state || state->plans().epoch != range.epoch)
+      return internal_error(fmt::format("epoch {} is not committed", range.epoch));
+    PIPER_TRY(const FlatRange source, state->range(range));
+    HolderScope callers(nullptr);
+    at::Tensor copy = at::empty({source.count}, to_scalar_type(source.dtype));
+    std::memcpy(copy.mutable_data_ptr(), source.data, static_cast<size_t>(source.bytes()));
+    return copy;
+  });
+}
+
+std::optional<int64_t> Device::updated() const {
+  const auto state = impl_->committed_state();
+  return state && state->torn ? std::nullopt : impl_->updated;
 }
 
 Result<std::vector<std::pair<ir::ParamId, uint64_t>>> Device::parameter_hashes() {

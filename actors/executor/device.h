@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -94,6 +95,14 @@ public:
   /// Messages of the interrupted iteration may still come under its epoch; a job of several devices
   /// goes on under a new one.
   void recover();
+
+  /// A copy of a range of the committed epoch's arrays that this device keeps, for itself or as a
+  /// mirror (`range.mirror`; which device mirrors what is in the plans: Bucket::mirrors). Between
+  /// iterations. An Internal error if it does not keep it.
+  Result<at::Tensor> read(const ir::StateRange& range);
+  /// The last iteration whose updates the state has, mirrors included; none before the first, and
+  /// where a failure has left only some of an iteration's.
+  std::optional<int64_t> updated() const;
 
   // Between iterations, on all devices of the job: ranks that each keep a range of a bucket gather
   // it for this, within the deadline.

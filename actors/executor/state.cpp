@@ -121,6 +121,30 @@ Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::P
   auto kept = [&](const char* holder, int64_t count, ir::DType dtype, bool offload) {
     return offload ? pool.empty(count, to_scalar_type(dtype)).zero_() : zeros(holder, count, dtype);
   };
+  const auto place = [&](const ir::Bucket& spec, int rank) {
+    const ir::Group& group = plans->groups[spec.group.value];
+    const ir::ElementRange owned = ir::owned_range(spec, group, rank);
+    BucketState bucket;
+    bucket.spec = &spec;
+    bucket.team = plans->sub_group(spec, rank);
+    bucket.replica = group.copy(rank) / spec.shards;
+    bucket.replicas = group.copies() / spec.shards;
+    bucket.part = group.part(rank);
+    bucket.parts = group.parts();
+    bucket.counts = group.counts(rank);
+    bucket.owned_begin = owned.begin;
+    bucket.owned_count = owned.count();
+    return bucket;
+  };
+  const auto add_optimizer = [&](BucketState& bucket, const char* holder) {
+    const auto [count, dtype] = std::pair(bucket.owned_count, bucket.spec->dtype);
+    if (keeps(StateKind::Moment1))
+      bucket.moment1 = kept(holder, count, dtype, bucket.spec->offload_optimizer);
+    if (keeps(StateKind::Moment2))
+      bucket.moment2 = kept(holder, count, dtype, bucket.spec->offload_optimizer);
+    if (keeps(StateKind::Step))
+      bucket.step = zeros(holder, 1, ir::DType::F64);
+  };
   for (size_t b = 0; b < plans->buckets.size(); ++b) {
     const ir::Bucket& spec = plans->buckets[b];
     int rank = plans->rank_in(spec.group, options.index);
@@ -129,18 +153,8 @@ Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::P
     if (spec.dtype != ir::DType::F32 && spec.dtype != ir::DType::F64)
       return user_error(fmt::format("parameters of {} can't be trained", ir::to_string(spec.dtype)),
                         "bucket " + spec.name, "use f32 or f64 parameters");
-    BucketState& bucket = state->buckets_[b];
-    bucket.spec = &spec;
     const ir::Group& group = plans->groups[spec.group.value];
-    const uint32_t copy = group.copy(rank);
-    bucket.team = plans->sub_group(spec, rank);
-    bucket.replica = copy / spec.shards;
-    bucket.replicas = group.copies() / spec.shards;
-    bucket.part = group.part(rank);
-    bucket.parts = group.parts();
-    bucket.counts = group.counts(rank);
-    bucket.owned_count = spec.shard_numel();
-    bucket.owned_begin = spec.shard_of(copy) * bucket.owned_count;
+    BucketState& bucket = state->buckets_[b] = place(spec, rank);
     bucket.param = zeros("parameters", spec.numel, spec.dtype);
     bucket.grad = zeros("gradients", spec.numel, spec.dtype);
     // Views can only be made of memory that is there.
@@ -166,50 +180,94 @@ Result<std::shared_ptr<EpochState>> EpochState::make(std::shared_ptr<const ir::P
       bucket.close(StateKind::Grad);
       bucket.grad_shard = zeros("gradients", bucket.owned_count, spec.dtype);
     }
-    if (keeps(StateKind::Moment1))
-      bucket.moment1 = kept("optimizer", bucket.owned_count, spec.dtype, spec.offload_optimizer);
-    if (keeps(StateKind::Moment2))
-      bucket.moment2 = kept("optimizer", bucket.owned_count, spec.dtype, spec.offload_optimizer);
-    if (keeps(StateKind::Step))
-      bucket.step = zeros("optimizer", 1, ir::DType::F64);
+    add_optimizer(bucket, "optimizer");
   }
+  for (size_t b = 0; b < plans->buckets.size(); ++b)
+    for (uint32_t m = 0; m < plans->buckets[b].mirrors.size(); ++m) {
+      const ir::Bucket& spec = plans->buckets[b];
+      const int rank = plans->rank_in(spec.mirrors[m], options.index);
+      if (rank < 0)
+        continue;
+      BucketState& mirror = state->mirrors_[{ir::BucketId(b), m + 1}] = place(spec, rank);
+      mirror.mirror = true;
+      mirror.param_shard = kept("mirrors", mirror.owned_count, spec.dtype, spec.offload_params);
+      mirror.grad_shard = zeros("mirrors", mirror.owned_count, spec.dtype);
+      add_optimizer(mirror, "mirrors");
+    }
   state->plans_ = std::move(plans);
   return state;
 }
 
+const BucketState* EpochState::find(ir::BucketId bucket, uint32_t mirror) const {
+  if (mirror > 0) {
+    const auto found = mirrors_.find({bucket, mirror});
+    return found == mirrors_.end() ? nullptr : &found->second;
+  }
+  const bool here = bucket.value < buckets_.size() && buckets_[bucket.value].spec;
+  return here ? &buckets_[bucket.value] : nullptr;
+}
+
 Result<FlatRange> EpochState::range(const ir::StateRange& range) const {
-  const BucketState& bucket = buckets_[range.bucket.value];
-  const at::Tensor* array = bucket.spec ? &bucket.kept(range.kind) : nullptr;
-  const bool owned_only = bucket.spec && bucket.is_sharded(range.kind);
-  int64_t begin = range.begin - (owned_only ? bucket.owned_begin : 0);
+  const BucketState* bucket = find(range.bucket, range.mirror);
+  const at::Tensor* array = bucket ? &bucket->kept(range.kind) : nullptr;
+  const bool owned_only = bucket && bucket->is_sharded(range.kind);
+  int64_t begin = range.begin - (owned_only ? bucket->owned_begin : 0);
   if (!array || !array->defined() || begin < 0 || begin + range.count > array->numel())
-    return internal_error(fmt::format("{} [{}, {}) of bucket {} in epoch {} is not on this device",
-                                      ir::to_string(range.kind), range.begin,
-                                      range.begin + range.count,
-                                      plans_->buckets[range.bucket.value].name, range.epoch));
-  FlatRange result = bucket.range(range.kind);
+    return internal_error(
+        fmt::format("{} [{}, {}) of {}bucket {} in epoch {} is not on this device",
+                    ir::to_string(range.kind), range.begin, range.begin + range.count,
+                    range.mirror ? fmt::format("mirror {} of ", range.mirror) : "",
+                    range.bucket.value, range.epoch));
+  FlatRange result = bucket->range(range.kind);
   result.data += begin * ir::size_of(result.dtype);
   result.count = range.count;
   return result;
 }
 
-void EpochState::store(ir::ParamId id, const at::Tensor& whole) const {
-  const Place& place = places_[id.value];
-  const BucketState& bucket = buckets_[place.bucket.value];
-  const int cut = std::max(0, model_->param(id).cut);
-  const at::Tensor value = bucket.parts > 1 ? whole.chunk(bucket.parts, cut)[bucket.part] : whole;
-  if (!bucket.is_sharded(StateKind::Param)) {
-    place.param.copy_(value);
-    return;
-  }
-  const int64_t begin = std::max(place.offset, bucket.owned_begin);
-  const int64_t end =
-      std::min(place.offset + value.numel(), bucket.owned_begin + bucket.owned_count);
+namespace {
+/// What the device has of a parameter that may be cut along dimension `cut`.
+at::Tensor part_of(const BucketState& bucket, const at::Tensor& whole, int cut) {
+  return bucket.parts > 1 ? whole.chunk(bucket.parts, cut)[bucket.part] : whole;
+}
+
+/// Writes what is owned of a parameter's part, which begins at `offset` of the bucket.
+void store_owned(const BucketState& bucket, int64_t offset, const at::Tensor& value, int cut) {
+  const int64_t begin = std::max(offset, bucket.owned_begin);
+  const int64_t end = std::min(offset + value.numel(), bucket.owned_begin + bucket.owned_count);
   if (begin < end)
     bucket.param_shard.narrow(0, begin - bucket.owned_begin, end - begin)
         .copy_((cut > 0 ? value.movedim(cut, 0) : value)
                    .reshape(-1)
-                   .narrow(0, begin - place.offset, end - begin));
+                   .narrow(0, begin - offset, end - begin));
+}
+} // namespace
+
+void EpochState::store(ir::ParamId id, const at::Tensor& whole) const {
+  const Place& place = places_[id.value];
+  const BucketState& bucket = buckets_[place.bucket.value];
+  const int cut = std::max(0, model_->param(id).cut);
+  const at::Tensor value = part_of(bucket, whole, cut);
+  if (bucket.is_sharded(StateKind::Param))
+    store_owned(bucket, place.offset, value, cut);
+  else
+    place.param.copy_(value);
+}
+
+bool EpochState::is_mirrored(ir::ParamId id) const {
+  return std::any_of(mirrors_.begin(), mirrors_.end(), [&](const auto& mirror) {
+    const auto& params = mirror.second.spec->params;
+    return std::find(params.begin(), params.end(), id) != params.end();
+  });
+}
+
+void EpochState::store_mirrored(ir::ParamId id, const at::Tensor& whole) const {
+  const int cut = std::max(0, model_->param(id).cut);
+  for (const auto& [key, mirror] : mirrors_) {
+    const auto& params = mirror.spec->params;
+    if (const auto at = std::find(params.begin(), params.end(), id); at != params.end())
+      store_owned(mirror, mirror.spec->offsets[static_cast<size_t>(at - params.begin())],
+                  part_of(mirror, whole, cut), cut);
+  }
 }
 
 std::vector<ir::ParamId> EpochState::params() const {
@@ -242,10 +300,15 @@ void EpochState::close_windows() noexcept {
 }
 
 void EpochState::clear_optimizer() {
-  for (BucketState& bucket : buckets_)
+  const auto clear = [](const BucketState& bucket) {
     for (const at::Tensor* array : {&bucket.moment1, &bucket.moment2, &bucket.step})
       if (array->defined())
         array->zero_();
+  };
+  for (const BucketState& bucket : buckets_)
+    clear(bucket);
+  for (const auto& [key, mirror] : mirrors_)
+    clear(mirror);
 }
 
 namespace {
@@ -309,6 +372,20 @@ void add_buffers(const PlacedModule& module, FixedStorages& to) {
   if (module.built.module)
     for (const at::Tensor& buffer : module.built.module->buffers())
       to.insert(buffer.storage().unsafeGetStorageImpl());
+}
+
+Result<void> fill_mirrors(const Model& model, uint64_t seed, const EpochState& state) {
+  for (uint32_t m = 0; m < model.modules.size(); ++m) {
+    const auto& own = model.modules[m].params;
+    if (std::none_of(own.begin(), own.end(),
+                     [&](const auto& param) { return state.is_mirrored(param.second); }))
+      continue;
+    const BuiltModule built = model.build(m, seed);
+    PIPER_TRY(const auto params, match_params(model, m, built));
+    for (const PlacedModule::Param& param : params)
+      state.store_mirrored(param.id, param.tensor.detach());
+  }
+  return {};
 }
 
 Result<void> fill_initial(const Model& model, uint32_t index, uint64_t seed,

@@ -7,6 +7,7 @@
 #include "compiler/frontend/memory.h"
 #include "compiler/frontend/saved_tensors.h"
 
+#include <map>
 #include <span>
 
 namespace piper::executor {
@@ -24,8 +25,11 @@ struct FlatRange {
 ///
 /// A sharded array has memory for the whole only in its windows; between them its storage is empty,
 /// so that the views of it (the modules' parameters, what autograd saved) stay valid for the next.
+///
+/// A mirror keeps the owned range of every array, as if all were sharded, and has no windows.
 struct BucketState {
-  const ir::Bucket* spec = nullptr;   ///< null: not on this device
+  const ir::Bucket* spec = nullptr; ///< null: not on this device
+  bool mirror = false;
   ir::Team team;                      ///< the sub-group, each of whose members owns a shard
   int64_t replica = 0, replicas = 1;  ///< among those who own the same shard
   uint32_t part = 0, parts = 1;       ///< of its parameters, where these are cut
@@ -39,7 +43,9 @@ struct BucketState {
 
   /// What is kept: the whole array, or the owned range of a sharded one.
   const at::Tensor& kept(ir::StateKind kind) const;
-  bool is_sharded(ir::StateKind kind) const { return ir::is_sharded(*spec, kind); }
+  bool is_sharded(ir::StateKind kind) const {
+    return mirror ? kind != ir::StateKind::Step : ir::is_sharded(*spec, kind);
+  }
   FlatRange shard(ir::StateKind kind) const; ///< the own shard of what is kept
   /// A replica's piece of its shard: each element is in the slice of one copy.
   FlatRange slice(ir::StateKind kind) const;
@@ -86,6 +92,8 @@ public:
 
   const ir::PlanSet& plans() const { return *plans_; }
   std::span<BucketState> buckets() { return buckets_; } ///< by BucketId
+  /// The k-th mirror of a bucket, counted from 1; of 0 the bucket itself. Null if it is not here.
+  const BucketState* find(ir::BucketId bucket, uint32_t mirror) const;
   /// The range of a bucket's array; an Internal error if this device doesn't keep all of it.
   Result<FlatRange> range(const ir::StateRange& range) const;
 
@@ -95,6 +103,9 @@ public:
   at::Tensor grad(ir::ParamId id) const { return places_[id.value].grad; }
   /// Writes a parameter, given whole, into its bucket, or what this rank keeps of it.
   void store(ir::ParamId id, const at::Tensor& whole) const;
+  bool is_mirrored(ir::ParamId id) const; ///< here
+  /// The same into the mirrors that have some of it.
+  void store_mirrored(ir::ParamId id, const at::Tensor& whole) const;
   std::vector<ir::ParamId> params() const; ///< that are held, in order
 
   /// Makes the module's parameters and gradients views of the buckets.
@@ -114,6 +125,7 @@ private:
   std::shared_ptr<const ir::PlanSet> plans_;
   const ir::ModelSpec* model_ = nullptr;
   std::vector<BucketState> buckets_;
+  std::map<std::pair<ir::BucketId, uint32_t>, BucketState> mirrors_; ///< that are here
   std::vector<Place> places_; ///< of each parameter of the model
 };
 
@@ -126,6 +138,10 @@ void add_buffers(const PlacedModule& module, FixedStorages& to);
 /// Only the initial weights: builds the module and drops it. Throws what the factory throws.
 Result<void> fill_initial(const Model& model, uint32_t index, uint64_t seed,
                           const EpochState& state);
+
+/// Initial weights of what is mirrored here: builds the modules that have it and drops them. Throws
+/// what factories throw.
+Result<void> fill_mirrors(const Model& model, uint64_t seed, const EpochState& state);
 
 at::ScalarType to_scalar_type(ir::DType dtype);
 /// "f32[3,4]", as TensorType prints it.

@@ -1,6 +1,7 @@
 #include "compiler/passes/assign_buckets.h"
 
 #include "compiler/buckets.h"
+#include "compiler/passes/mirror.h"
 
 #include <fmt/format.h>
 
@@ -513,6 +514,7 @@ Result<Graph> assign_buckets(const CompileOptions& options, const Graph& placed)
   Graph graph = placed;
   PIPER_CHECK_OK(make_buckets(graph, homes_of_calls(placed)));
   PIPER_TRY(const std::vector<int32_t> fused_by, fuse_updates(graph));
+  PIPER_CHECK_OK(place_mirrors(graph));
   if (options.kind == PlanKind::Train)
     PIPER_CHECK_OK(add_bucket_nodes(graph, fused_by));
   return graph;

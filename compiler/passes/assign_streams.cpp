@@ -106,6 +106,12 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
       case Op::Fetch:
         node.stream = "fetch";
         break;
+      case Op::SendMirror: // a device may send and receive at once: a stream for each
+        node.stream = "mirror";
+        break;
+      case Op::RecvMirror:
+        node.stream = "recv-mirror";
+        break;
       case Op::Redistribute:
         node.stream = move_stream(graph, node);
         break;
@@ -117,6 +123,7 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
         [[fallthrough]];
       case Op::Release:
       case Op::ZeroGrads:
+      case Op::UpdateMirror:
       case Op::Commit:
         node.stream = "compute";
         break;

@@ -25,7 +25,7 @@ private:
 
 bool is_transfer(Opcode op) {
   return op == Opcode::Send || op == Opcode::Recv || op == Opcode::SendState ||
-         op == Opcode::RecvState;
+         op == Opcode::RecvState || op == Opcode::SendMirror || op == Opcode::RecvMirror;
 }
 
 /// The transfers and collectives of a role, each kind once.

@@ -11,8 +11,9 @@ using namespace ir;
 
 namespace {
 
-constexpr std::array kNames = {"parameters",  "gradients", "optimizer", "whole buckets",
-                               "activations", "values",    "transient"};
+constexpr std::array kNames = {"parameters",    "gradients",   "optimizer", "mirrors",
+                               "whole buckets", "activations", "values",    "transient"};
+static_assert(kNames.size() == kHoldings);
 
 int64_t whole(double bytes) {
   return std::llround(std::ceil(bytes));
@@ -64,6 +65,9 @@ MemoryLayout::MemoryLayout(const PlanSet& plans, RoleId role, const ModelSpec& m
     return;
   const auto& groups = plans.roles[role.value].groups;
   for (const Bucket& bucket : plans.buckets) {
+    for (GroupId mirror : bucket.mirrors)
+      if (std::find(groups.begin(), groups.end(), mirror) != groups.end())
+        state_[static_cast<size_t>(Holding::Mirrors)] += mirror_bytes(bucket);
     if (std::find(groups.begin(), groups.end(), bucket.group) == groups.end())
       continue;
     const auto hold = [&](Holding holding, StateKind kind, int64_t arrays) {
@@ -78,6 +82,15 @@ MemoryLayout::MemoryLayout(const PlanSet& plans, RoleId role, const ModelSpec& m
     if (costs.moments == 2)
       state_[static_cast<size_t>(Holding::Optimizer)] += 8; // Adam counts its steps
   }
+}
+
+/// Of what one rank owns.
+int64_t MemoryLayout::mirror_bytes(const Bucket& bucket) const {
+  const int64_t bytes = bucket.shard_numel() * size_of(bucket.dtype);
+  int64_t arrays = bucket.offload_params ? 1 : 2; // gradients, and parameters
+  if (!bucket.offload_optimizer)
+    arrays += costs_.moments;
+  return arrays * bytes + (costs_.moments == 2 ? 8 : 0);
 }
 
 /// The windows in which a device has whole parameters or gradients of a sharded bucket.

@@ -15,12 +15,13 @@ enum class Holding : uint8_t {
   Parameters,
   Gradients,
   Optimizer,
+  Mirrors,     ///< of other devices' parameters and optimizer, and their gradients
   Whole,       ///< parameters or gradients of sharded buckets, from all ranks, while they are used
   Activations, ///< kept for a backward
   Values,      ///< other slots: inputs, gradients of activations, what waits to be sent
   Transient,   ///< scratch of the pass that runs, beyond what it keeps
 };
-inline constexpr size_t kHoldings = 7;
+inline constexpr size_t kHoldings = 8;
 const char* to_string(Holding holding); ///< "parameters", …
 
 using HeldBytes = std::array<int64_t, kHoldings>; ///< by Holding
@@ -42,6 +43,7 @@ private:
   };
   uint32_t storage_of(const ir::ValueRef& ref);
   void lay_out_kept(const ir::Instruction& each);
+  int64_t mirror_bytes(const ir::Bucket& bucket) const;
   void lay_out_whole(const ir::Instruction& each, uint32_t index);
   int64_t transient(const ir::Plan& plan, const ir::Instruction& each) const;
 

@@ -51,10 +51,13 @@ Work work_of(Opcode op) {
   case Opcode::Offload:
   case Opcode::Fetch:
   case Opcode::Commit:
+  case Opcode::SendMirror:
+  case Opcode::RecvMirror:
   case Opcode::SendState:
   case Opcode::RecvState:
     return Work::Communication;
   case Opcode::Update:
+  case Opcode::UpdateMirror:
     return Work::Update;
   case Opcode::Input:
   case Opcode::Seed:

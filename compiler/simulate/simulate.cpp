@@ -185,11 +185,12 @@ private:
 
   /// As the runtime decides which streams' times it reports.
   static bool computes(const Instruction& each) {
-    return is_compute(each.op) || each.op == Opcode::Update;
+    return is_compute(each.op) || each.op == Opcode::Update || each.op == Opcode::UpdateMirror;
   }
 
   static bool waits_for_others(Opcode op) {
-    return is_collective(op) || op == Opcode::Recv || op == Opcode::RecvState;
+    return is_collective(op) || op == Opcode::Recv || op == Opcode::RecvState ||
+           op == Opcode::RecvMirror;
   }
 
   // ---- what things take
@@ -219,14 +220,9 @@ private:
       return costs_.copy * bytes(each.outputs.at(0));
     case Opcode::Add:
       return costs_.add * bytes(each.outputs.at(0)) * static_cast<double>(each.inputs.size() - 1);
-    case Opcode::Update: {
-      double elements = 0;
-      for (BucketId id : each.buckets) {
-        const Bucket& bucket = plans_.buckets[id.value];
-        elements += static_cast<double>(bucket.shard_numel());
-      }
-      return costs_.update * elements;
-    }
+    case Opcode::Update:
+    case Opcode::UpdateMirror:
+      return costs_.update * static_cast<double>(owned(each));
     case Opcode::ZeroGrads:
       return costs_.copy * bucket_bytes(plans_, each);
     case Opcode::Offload:
@@ -246,6 +242,8 @@ private:
     case Opcode::Recv:
     case Opcode::SendState:
     case Opcode::RecvState:
+    case Opcode::SendMirror:
+    case Opcode::RecvMirror:
     case Opcode::AllReduce:
     case Opcode::ReduceScatter:
     case Opcode::AllGather:
@@ -261,6 +259,21 @@ private:
   double slot_bytes(const Plan& plan, SlotId slot) const {
     const Slot& its = plan.slots[slot.value];
     return static_cast<double>(its.type.bytes(plans_.rows(its.value.at)));
+  }
+  /// Elements of the instruction's bucket that one rank owns.
+  int64_t owned(const Instruction& each) const {
+    return plans_.buckets[each.buckets.at(0).value].shard_numel();
+  }
+  /// What a send sends.
+  double message_bytes(const Plan& plan, const Instruction& each) const {
+    if (each.op == Opcode::Send)
+      return slot_bytes(plan, each.inputs.at(0));
+    if (each.op == Opcode::SendState)
+      return state_bytes(each.target);
+    return static_cast<double>(owned(each) * size_of(plans_.buckets[each.buckets[0].value].dtype));
+  }
+  static bool sends(Opcode op) {
+    return op == Opcode::Send || op == Opcode::SendState || op == Opcode::SendMirror;
   }
   /// `range` is one of the plans' own epoch: the buckets of the one before are not here.
   double state_bytes(const StateRange& range) const {
@@ -437,7 +450,7 @@ private:
   void finish(uint32_t s) {
     const Stream& stream = streams_[s];
     const Instruction& each = head(stream);
-    if (each.op == Opcode::Send || each.op == Opcode::SendState)
+    if (sends(each.op))
       send(stream, each, stream.list[stream.next]);
     end(s, {stream.begun, now_}, {});
   }
@@ -476,14 +489,13 @@ private:
   uint32_t message(const Stream& stream, const Instruction& each) {
     const uint32_t self = stream.device;
     const uint32_t other = classes_.of.at(ranks_.peer(devices_[self].index, each));
-    const bool sends = each.op == Opcode::Send || each.op == Opcode::SendState;
-    const std::tuple key{each.edge.value, each.microbatch, sends ? self : other,
-                         sends ? other : self};
+    const bool out = sends(each.op);
+    const std::tuple key{each.edge.value, each.microbatch, out ? self : other, out ? other : self};
     auto [entry, added] = by_key_.try_emplace(key, static_cast<uint32_t>(messages_.size()));
     if (added) {
       messages_.emplace_back();
-      messages_.back().from = sends ? self : other;
-      messages_.back().to = sends ? other : self;
+      messages_.back().from = out ? self : other;
+      messages_.back().to = out ? other : self;
     }
     return entry->second;
   }
@@ -495,8 +507,7 @@ private:
     its.send = index;
     its.sent = true;
     its.moved.start = now_;
-    its.bytes = each.op == Opcode::Send ? slot_bytes(*device.plan, each.inputs.at(0))
-                                        : state_bytes(each.target);
+    its.bytes = message_bytes(*device.plan, each);
     device.sent += its.bytes;
     if (each.op == Opcode::Send)
       device.memory.hold(each.inputs.at(0));

@@ -1,6 +1,8 @@
 // Bad input, each with the message that a person gets.
 #include "tests/compiler/models.h"
 
+#include <fmt/format.h>
+
 #include <catch2/catch.hpp>
 
 using namespace piper;
@@ -317,6 +319,60 @@ TEST_CASE("calls that cannot be sharded as a directive says") {
                     R"( "combine", "loss"]}, "devices": [0, 1]}, )"
                     R"({"op": "shard", "filter": {"call": "experts"}, "devices": [0, 1]})") ==
       "'norm' runs on [0, 1] and 'experts' on [0, 1]: they have 1 and 2 replicas");
+}
+
+TEST_CASE("mirrors need devices that have no copy yet") {
+  const auto mirrored = [](const std::string& expression, int64_t copies) {
+    return compiler::compile(chain(4, 8), ir::Strategy().schedule(expression, 4).mirror({}, copies),
+                             {});
+  };
+  for (const auto& [expression, devices] :
+       {std::pair("single", 1), {"zero1:2", 2}, {"1f1b:4", 4}}) {
+    CAPTURE(expression);
+    if (devices > 1)
+      CHECK(mirrored(expression, devices - 1).ok());
+    const auto refused = mirrored(expression, devices);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().kind == ErrorKind::User);
+    CHECK_THAT(refused.error().where, Contains("(mirror)"));
+    CHECK_THAT(
+        refused.error().message,
+        Contains(fmt::format("need {} devices, the strategy uses {}", devices + 1, devices)));
+    CHECK(refused.error().hint == (devices > 1 ? fmt::format("ask for {} or less, or use more "
+                                                             "devices",
+                                                             devices - 1)
+                                               : "leave it out, or use more devices"));
+  }
+  // What replicas, or sub-groups of them, have anyway needs no mirror.
+  for (const char* expression : {"dp:2", "zero3:4,within=2"}) {
+    CAPTURE(expression);
+    const auto replicas = mirrored(expression, 5);
+    REQUIRE(replicas.ok());
+    for (const ir::Bucket& bucket : replicas->plans.buckets)
+      CHECK(bucket.mirrors.empty());
+  }
+}
+
+TEST_CASE("a bucket that is mirrored is not updated before the commit") {
+  const auto fused = [](const ir::Filter& fuse, const ir::Filter& mirror) {
+    return compiler::compile(
+        chain(4, 8), ir::Strategy().schedule("1f1b:2", 4).fuse(fuse, true).mirror(mirror), {});
+  };
+  const auto refused = fused({}, {});
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().kind == ErrorKind::User);
+  CHECK_THAT(refused.error().where, Contains("(mirror)"));
+  CHECK_THAT(refused.error().message,
+             Contains("is fused into its reduction: it does not wait until its mirrors have the "
+                      "gradients"));
+  CHECK(refused.error().hint == "leave its calls out of the filter of one of the two");
+  // Others may be.
+  const auto compiled =
+      fused({{"layer", std::vector<int64_t>{0, 1}}}, {{"layer", std::vector<int64_t>{2, 3}}});
+  REQUIRE(compiled.ok());
+  REQUIRE(compiled->plans.buckets.size() == 2);
+  for (const ir::Bucket& bucket : compiled->plans.buckets)
+    CHECK(bucket.fused_update == bucket.mirrors.empty());
 }
 
 TEST_CASE("products that make no sense") {

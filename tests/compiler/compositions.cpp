@@ -172,7 +172,7 @@ private:
   }
 
   void add_extra() {
-    switch (pick(9)) {
+    switch (pick(10)) {
     case 0:
       strategy_.split_backward(one_in(3) ? random_filter(true, {}) : Filter());
       return;
@@ -194,6 +194,9 @@ private:
       return;
     case 6:
       strategy_.prefetch(one_in(2) ? Filter() : random_filter(false, {}), number(4));
+      return;
+    case 8:
+      strategy_.mirror(one_in(2) ? Filter() : random_filter(false, {}), 1 + number(2));
       return;
     default:
       strategy_.tag(random_filter(false, {}), "part", number(2));

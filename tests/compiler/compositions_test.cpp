@@ -103,7 +103,7 @@ TEST_CASE("directives at random are refused with a reason or learn what one devi
   CHECK(refused > count / 20);
   for (const char* op :
        {"split", "split_backward", "place", "replicate", "order", "overlap", "fuse", "recompute",
-        "prefetch", "tag", "schedule", "shard", "shard_tensor"}) {
+        "prefetch", "mirror", "tag", "schedule", "shard", "shard_tensor"}) {
     INFO(op);
     CHECK(accepted[op] > count / 100);
   }

@@ -108,6 +108,16 @@ std::vector<GoodPlans> corpus() {
   add("zero3, everything offloaded", four,
       Strategy().split({}, 2).split_backward({}).replicate(sharded).offload(
           {.filter = {}, .activations = true, .optimizer = true, .params = true}));
+  add("zero1:2, mirror", four, named("zero1:2", 2).mirror({}));
+  add("1f1b:3, two mirrors, skip", skip, named("1f1b:3", 3).mirror({}, 2));
+  add("zero3:2x1f1b:2, mirror", four, named("zero3:2x1f1b:2", 4).mirror({}));
+  add("backwards in two, mirror of a layer, skip", skip,
+      Strategy()
+          .split({}, 2)
+          .split_backward({})
+          .place({{"layer", std::vector<int64_t>{0, 1}}}, {0})
+          .place({{"layer", std::vector<int64_t>{2, 3}}}, {1})
+          .mirror({{"layer", 1}}));
   add("zbh1:2", four, named("zbh1:2", 4));
   add("dualpipev:2", four, named("dualpipev:2", 4));
   add("evaluation of 1f1b:2", four, named("1f1b:2", 4), PlanKind::Eval);
@@ -131,6 +141,8 @@ std::vector<GoodPlans> corpus() {
   add("tp:2xep:4x1f1b:2", cut, named("tp:2xep:4x1f1b:2", 4));
   add("ep:4, backwards in two", cut, named("ep:4", 4).split_backward({}));
   add("evaluation of sp:2xdp:2", cut, named("sp:2xdp:2", 4), PlanKind::Eval);
+  add("tp:2, mirror", cut, named("tp:2", 2).mirror({}));
+  add("ep:2xzero1:2, mirror", cut, named("ep:2xzero1:2", 4).mirror({}));
   add("evaluation of ep:2", cut, named("ep:2", 2), PlanKind::Eval);
   return all;
 }

@@ -42,8 +42,8 @@ SlotMemories memories_of(const PlanSet& plans, const ModelSpec& model) {
         if (each.op == Opcode::Offload)
           its.kept_by[slot.value] = {}; // away
         else if (const Slot* made = slot ? &plan.slots[slot.value] : nullptr;
-            made && made->value.kind != ValueKind::Saved &&
-            made->value.kind != ValueKind::Deferred && each.op != Opcode::Seed) {
+                 made && made->value.kind != ValueKind::Saved &&
+                 made->value.kind != ValueKind::Deferred && each.op != Opcode::Seed) {
           its.kept_by[slot.value] = {piece(made->type.bytes(plans.rows(each.self)))};
           if (made->value.kind == ValueKind::Activation)
             tensors[{ValueId(made->value.subject), each.microbatch}] = its.kept_by[slot.value][0];
@@ -139,6 +139,18 @@ TEST_CASE("state is counted by what a rank keeps") {
       CHECK(bound.params == params);
       CHECK(bound.gradients == params);
       CHECK(bound.moments == moments);
+    }
+  }
+}
+
+TEST_CASE("mirrors are counted by what one rank owns") {
+  const auto model = chain(4, 8);
+  const int64_t params = 4 * 64 * 8;
+  for (const auto& [name, ranks] : {std::pair("zero1:4", 4), {"zero3:2", 2}, {"1f1b:2", 2}}) {
+    const PlanSet plans = plans_of(model, Strategy().schedule(name, 4).mirror({}));
+    for (const MemoryBound& bound : bounds_of(plans, *model)) {
+      INFO(name << ", device " << bound.device);
+      CHECK(bound.mirrors == 4 * params / ranks); // parameters, gradients and two moments
     }
   }
 }

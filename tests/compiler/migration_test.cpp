@@ -1,6 +1,8 @@
 // State moves completely, from owners to owners, and no more than it has to.
+#include "ir/verify.h"
 #include "tests/compiler/models.h"
 
+#include <algorithm>
 #include <map>
 
 #include <catch2/catch.hpp>
@@ -8,10 +10,13 @@
 using namespace piper;
 using namespace piper::ir;
 using namespace piper::test;
+using Catch::Matchers::Contains;
 
 namespace {
 
-using State = std::map<std::tuple<DeviceIndex, Epoch, uint32_t, StateKind>, std::vector<double>>;
+/// By bucket and mirror (0: the bucket itself), as in StateRange.
+using State =
+    std::map<std::tuple<DeviceIndex, Epoch, uint32_t, StateKind, uint32_t>, std::vector<double>>;
 const std::vector<StateKind> kKinds = {StateKind::Param, StateKind::Moment1, StateKind::Moment2,
                                        StateKind::Step};
 
@@ -50,12 +55,24 @@ template <class Fn> void for_each(const PlanSet& plans, const ModelSpec& model, 
   }
 }
 
+/// What the devices of the plans keep.
+State state_of(const PlanSet& plans, const ModelSpec& model, Epoch epoch) {
+  State state;
+  for_each(plans, model,
+           [&](DeviceIndex d, uint32_t b, StateKind kind, ParamId p, int64_t at, int64_t k) {
+             auto& array = state[{d, epoch, b, kind, 0}];
+             array.resize(std::max<size_t>(array.size(), plans.buckets[b].numel));
+             array[at] = truth(p, kind, k);
+           });
+  return state;
+}
+
 /// Runs the plan on plain vectors and returns how many elements went over a wire.
 int64_t run(const PlanSet& plans, State& state) {
   int64_t sent = 0;
   std::map<EdgeId, std::vector<double>> wire;
   auto slice = [&](DeviceIndex device, const StateRange& range) {
-    auto& array = state[{device, range.epoch, range.bucket.value, range.kind}];
+    auto& array = state[{device, range.epoch, range.bucket.value, range.kind, range.mirror}];
     if (array.size() < static_cast<size_t>(range.begin + range.count))
       array.resize(range.begin + range.count);
     return array.begin() + range.begin;
@@ -100,23 +117,75 @@ TEST_CASE("state arrives whole, for every pair of layouts") {
         auto migration = compiler::compile_migration(before, after, *model, kKinds);
         if (!migration.ok())
           FAIL(migration.error().to_string());
-        State state;
-        for_each(before, *model,
-                 [&](DeviceIndex d, uint32_t b, StateKind kind, ParamId p, int64_t at, int64_t k) {
-                   auto& array = state[{d, 3, b, kind}];
-                   array.resize(std::max<size_t>(array.size(), before.buckets[b].numel));
-                   array[at] = truth(p, kind, k);
-                 });
+        State state = state_of(before, *model, 3);
         run(*migration, state);
         bool whole = true;
         for_each(after, *model,
                  [&](DeviceIndex d, uint32_t b, StateKind kind, ParamId p, int64_t at, int64_t k) {
-                   const auto& array = state[{d, 4, b, kind}];
+                   const auto& array = state[{d, 4, b, kind, 0}];
                    whole &=
                        static_cast<size_t>(at) < array.size() && array[at] == truth(p, kind, k);
                  });
         CHECK(whole);
       }
+}
+
+TEST_CASE("mirrors are filled from whoever has what they mirror") {
+  const auto model = chain(5, 8);
+  for (const std::string from : {"single", "dp:2", "zero1:4", "zero1:2x1f1b:2", "1f1b:3"}) {
+    INFO(from);
+    const PlanSet before = plans_of(model, from, 3);
+    compiler::CompileOptions options;
+    options.epoch = 4;
+    const PlanSet after =
+        compile_ok(model, Strategy().schedule("zero1:2x1f1b:2", 4).mirror({}, 2), options).plans;
+    auto migration = compiler::compile_migration(before, after, *model, kKinds);
+    if (!migration.ok())
+      FAIL(migration.error().to_string());
+    const auto parsed = PlanSet::parse(migration->to_text(model.get()));
+    REQUIRE(parsed.ok());
+    CHECK(*parsed == *migration);
+    State state = state_of(before, *model, 3);
+    run(*migration, state);
+    size_t mirrored = 0;
+    bool whole = true;
+    for (uint32_t b = 0; b < after.buckets.size(); ++b) {
+      const Bucket& bucket = after.buckets[b];
+      REQUIRE(bucket.mirrors.size() == 2);
+      for (uint32_t m = 0; m < 2; ++m)
+        for (size_t rank = 0; rank < 2; ++rank) // each owns a half
+          for (StateKind kind : kKinds) {
+            const DeviceIndex device = after.groups[bucket.mirrors[m].value].devices[rank];
+            const auto& array = state[{device, 4, b, kind, m + 1}];
+            if (kind == StateKind::Step) {
+              whole &= !array.empty() && array[0] == truth(bucket.params[0], kind, 0);
+              continue;
+            }
+            for (size_t i = 0; i < bucket.params.size(); ++i)
+              for (int64_t k = 0; k < model->param(bucket.params[i]).type.numel(0); ++k) {
+                const auto at = static_cast<size_t>(bucket.offsets[i] + k);
+                if (at * 2 / static_cast<size_t>(bucket.numel) != rank)
+                  continue;
+                whole &= at < array.size() && array[at] == truth(bucket.params[i], kind, k);
+                ++mirrored;
+              }
+          }
+    }
+    CHECK(whole);
+    CHECK(mirrored == 2 * 3 * 5 * 64);
+    // Every element is asked for.
+    auto& list = migration->plans[migration->devices.begin()->second.value].instructions;
+    const auto lost = std::find_if(list.begin(), list.end(), [](const Instruction& each) {
+      return each.op == Opcode::CopyState && each.target.mirror > 0;
+    });
+    if (lost == list.end())
+      continue;
+    list.erase(lost);
+    const auto refused = verify(*migration, *model);
+    REQUIRE_FALSE(refused.ok());
+    CHECK_THAT(refused.error().message,
+               Contains("nothing fills element ") && Contains(" of mirror "));
+  }
 }
 
 TEST_CASE("nothing is sent that a device has already") {

@@ -173,6 +173,8 @@ private:
         {Opcode::AllReduce, Opcode::ReduceScatter, Opcode::AllGather, Opcode::Update,
          Opcode::Gather},
         {Opcode::Release, Opcode::ZeroGrads, Opcode::Update},
+        {Opcode::Update, Opcode::UpdateMirror},
+        {Opcode::SendMirror, Opcode::RecvMirror},
         {Opcode::Input, Opcode::Seed, Opcode::Recv},
         {Opcode::Offload, Opcode::Fetch},
         {Opcode::Loss, Opcode::Send, Opcode::Redistribute},

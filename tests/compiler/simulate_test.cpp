@@ -507,6 +507,27 @@ TEST_CASE("a rank sends what the formulas say") {
     }
 }
 
+TEST_CASE("a mirror costs a range of gradients to send, and to keep what the owner does") {
+  const auto model = chain(4, 16);
+  CostModel adam = unit_costs(*model);
+  adam.moments = 2;
+  const double params = 4 * 64 * 8;
+  for (const int stage : {1, 2, 3})
+    for (const int copies : {1, 3}) {
+      CAPTURE(stage, copies);
+      const Compiled plain = compile_ok(model, zero(stage, 4, 1));
+      const Compiled mirrored = compile_ok(model, zero(stage, 4, 1).mirror({}, copies));
+      const Simulation without = simulate_ok(plain.plans, *model, adam, free_links());
+      const Simulation with = simulate_ok(mirrored.plans, *model, adam, free_links());
+      const auto steps = static_cast<int64_t>(8 * plain.plans.buckets.size());
+      for (const DeviceReport& device : with.devices) {
+        check_near(device.sent, without.devices[0].sent + copies * params / 4);
+        CHECK(device.at_peak[static_cast<size_t>(Holding::Mirrors)] ==
+              copies * (4 * static_cast<int64_t>(params) / 4 + steps));
+      }
+    }
+}
+
 TEST_CASE("a cost model of another model is refused") {
   const auto model = chain(4, 8);
   const Compiled compiled = compile_ok(model, Strategy().schedule("single", 4));

@@ -84,6 +84,16 @@ struct ParamState {
   size_t counted() const { return copy % shards * parts_of_shard() + copy / shards; }
 };
 
+/// A mirror on one device: of each parameter the parts that are mirrored, in the parts of a
+/// ParamState.
+struct MirrorState {
+  int rank = 0; ///< in the bucket's group, of what is mirrored
+  int64_t piece = 0, pieces = 1;
+  std::map<std::pair<uint32_t, size_t>, uint32_t> param;
+  std::map<std::pair<uint32_t, size_t>, Form> grad;
+};
+using MirrorId = std::pair<BucketId, GroupId>;
+
 /// What an instruction has read, and what it will write when it ends.
 struct Running {
   bool complete = true; ///< needs nobody else any more
@@ -96,6 +106,8 @@ struct Running {
   std::optional<uint32_t> norm, loss;
   Value moved; ///< what a redistribute brings, and the counts at both its ends
   std::optional<Counts> counts;
+  std::optional<size_t> owner;                              ///< device whose gradients it takes
+  std::map<std::pair<uint32_t, size_t>, uint32_t> mirrored; ///< parameters of a mirror
 };
 
 struct Stream {
@@ -113,6 +125,7 @@ struct DeviceState {
   std::vector<std::optional<Value>> slots;
   std::vector<bool> events;
   std::map<uint32_t, ParamState> params;
+  std::map<MirrorId, MirrorState> mirrors;
   std::map<std::pair<uint32_t, size_t>, uint32_t> applied;
   uint32_t norm = 0;
   int64_t peak = 0;
@@ -171,6 +184,7 @@ private:
             leave_own_parts(held);
         }
       }
+      start_mirrors(device);
       for (size_t s = 0; s < device.plan->streams.size(); ++s)
         streams_.push_back({devices_.size(), {}, 0, {}});
       const size_t first = streams_.size() - device.plan->streams.size();
@@ -187,6 +201,25 @@ private:
                : whole;
   }
 
+  void start_mirrors(DeviceState& device) {
+    for (uint32_t b = 0; b < set_.buckets.size(); ++b)
+      for (GroupId group : set_.buckets[b].mirrors) {
+        const Bucket& bucket = set_.buckets[b];
+        const int rank = set_.rank_in(group, device.index);
+        if (rank < 0)
+          continue;
+        MirrorState& mirror = device.mirrors[{BucketId(b), group}];
+        const Group& home = set_.groups[bucket.group.value];
+        mirror.rank = rank;
+        mirror.piece = home.part(rank);
+        mirror.pieces = home.parts();
+        for (ParamId param : bucket.params)
+          for (size_t part = 0; part < home.copies(); ++part)
+            if (part / (home.copies() / bucket.shards) == home.copy(rank) % bucket.shards)
+              mirror.param[{param.value, part}] = initial(param, home, rank);
+      }
+  }
+
   /// Some streams run ahead as far as they can, others are held back; who does changes. Or all take
   /// turns at random.
   void interleave() {
@@ -201,7 +234,7 @@ private:
       for (const Stream& stream : streams_)
         if (!stream.done())
           fail(stream, "never ends");
-      if (!messages_.empty())
+      if (!messages_.empty() || !offers_.empty())
         throw Failure("a message is never received");
       return;
     }
@@ -257,6 +290,10 @@ private:
       device.params.at(at.first).param[at.second] = term;
     for (auto& [at, term] : running.applied)
       device.applied[at] = term;
+    if (running.owner)
+      take_gradients(mirror(stream, each), each, devices_[*running.owner]);
+    for (auto& [at, term] : running.mirrored)
+      mirror(stream, each).param[at] = term;
     if (running.norm)
       device.norm = *running.norm;
     if (running.loss)
@@ -414,6 +451,18 @@ private:
       return update(stream, device, each, running);
     case Opcode::Redistribute:
       return redistribute(stream, device, each, running);
+    case Opcode::SendMirror:
+    case Opcode::RecvMirror:
+      return offer(stream, device, each, running);
+    case Opcode::UpdateMirror: {
+      MirrorState& its = mirror(stream, each);
+      for (const auto& [at, term] : its.param) {
+        const uint32_t gradient = terms_.of(of_piece(its.piece, its.pieces, its.grad[at]));
+        running.mirrored[at] =
+            terms_.of({kUpdate, int64_t{term}, int64_t{gradient}, int64_t{device.norm}});
+      }
+      return;
+    }
     default:
       fail(stream, "is not of an iteration");
     }
@@ -662,7 +711,7 @@ private:
         running.grads[{param.value, part}] = {};
         if (!held.owns(part))
           continue;
-        const uint32_t gradient = terms_.of(of_piece(held, held.grad[part]));
+        const uint32_t gradient = terms_.of(of_piece(held.piece, held.pieces, held.grad[part]));
         running.applied[{param.value, part}] = gradient;
         const uint32_t norm = bucket.fused_update ? 0 : device.norm; // no clipping: see the binder
         running.params[{param.value, part}] =
@@ -671,14 +720,14 @@ private:
     }
   }
   /// What the gradient of the whole parameter must be for its piece to have this one.
-  Form of_piece(const ParamState& held, const Form& gradient) const {
-    if (held.pieces == 1)
+  Form of_piece(int64_t piece, int64_t pieces, const Form& gradient) const {
+    if (pieces == 1)
       return gradient;
     Form whole;
     for (const auto& [term, coefficient] : gradient) {
       const auto share = terms_.share_of(term);
-      const bool right = share && share->layout == Layout::Weights && share->rank == held.piece &&
-                         share->ways == held.pieces;
+      const bool right = share && share->layout == Layout::Weights && share->rank == piece &&
+                         share->ways == pieces;
       whole[right ? share->whole : term] += coefficient;
     }
     return whole;
@@ -698,15 +747,19 @@ private:
     std::deque<Stream*> senders, receivers; ///< that wait
   };
 
-  void transfer(Stream& stream, DeviceState& device, const Instruction& each, Running& running) {
-    const int rank = set_.rank_in(each.self, device.index);
+  MessageKey key_of(const Stream& stream, const Instruction& each, bool sends) const {
+    const DeviceIndex self = devices_[stream.device].index;
+    const int rank = set_.rank_in(each.self, self);
     if (!each.self || !each.group || rank < 0 ||
         static_cast<size_t>(rank) >= set_.groups[each.group.value].devices.size())
       fail(stream, "has no peer");
     const DeviceIndex peer = set_.groups[each.group.value].devices[static_cast<size_t>(rank)];
+    return {sends ? self : peer, sends ? peer : self, each.edge.value, each.microbatch};
+  }
+
+  void transfer(Stream& stream, DeviceState& device, const Instruction& each, Running& running) {
     const bool sends = each.op == Opcode::Send;
-    const MessageKey key{sends ? device.index : peer, sends ? peer : device.index, each.edge.value,
-                         each.microbatch};
+    const MessageKey key = key_of(stream, each, sends);
     Posted& posted = messages_[key];
     if (sends) {
       const SlotId slot = only(stream, each.inputs);
@@ -731,6 +784,74 @@ private:
     if (posted.senders.front())
       posted.senders.front()->running->complete = true;
     messages_.erase(key);
+  }
+
+  /// Gradients on their way to a mirror are those of the sender's memory until the receive ends.
+  struct Offer {
+    Stream *sender = nullptr, *receiver = nullptr; ///< the sender, as long as it waits
+    std::optional<size_t> owner;
+  };
+
+  void offer(Stream& stream, DeviceState&, const Instruction& each, Running& running) {
+    const bool sends = each.op == Opcode::SendMirror;
+    const MessageKey key = key_of(stream, each, sends);
+    Offer& offer = offers_[key];
+    if (sends ? offer.owner.has_value() : offer.receiver != nullptr)
+      fail(stream, "uses a key that is in use");
+    if (sends) {
+      for_bucket(stream, [](const ParamState&) {}); // is held here
+      offer.owner = stream.device;
+      offer.sender = blocking_ ? &stream : nullptr;
+      running.complete = !blocking_;
+    } else {
+      mirror(stream, each);
+      offer.receiver = &stream;
+      running.complete = false;
+    }
+    if (!offer.owner || !offer.receiver)
+      return;
+    offer.receiver->running->owner = offer.owner;
+    offer.receiver->running->complete = true;
+    if (offer.sender)
+      offer.sender->running->complete = true;
+    offers_.erase(key);
+  }
+
+  MirrorState& mirror(const Stream& stream, const Instruction& each) {
+    auto& mirrors = devices_[stream.device].mirrors;
+    const auto found =
+        each.buckets.empty() ? mirrors.end() : mirrors.find({each.buckets[0], each.self});
+    if (found == mirrors.end())
+      fail(stream, "needs a mirror that the device does not keep");
+    return found->second;
+  }
+
+  void take_gradients(MirrorState& mirror, const Instruction& each, const DeviceState& owner) {
+    for (const auto& [at, term] : mirror.param)
+      if (const auto held = owner.params.find(at.first);
+          held != owner.params.end() && held->second.bucket == each.buckets[0])
+        mirror.grad[at] = held->second.grad.at(at.second);
+  }
+
+  /// A mirror ends with what is mirrored.
+  void collect_mirrors(std::map<std::string, std::vector<uint32_t>>& result,
+                       const DeviceState& device) {
+    for (const auto& [id, mirror] : device.mirrors) {
+      const Group& group = set_.groups[set_.buckets[id.first.value].group.value];
+      const DeviceIndex owner = group.devices.at(static_cast<size_t>(mirror.rank));
+      const auto its = std::find_if(devices_.begin(), devices_.end(),
+                                    [&](const DeviceState& d) { return d.index == owner; });
+      for (const auto& [at, term] : mirror.param) {
+        // Which device mirrors what makes no difference.
+        const std::string name =
+            fmt::format("{} of a mirror, part {}", model_.params[at.first].name, at.second);
+        if (its == devices_.end() || !its->params.contains(at.first) ||
+            its->params.at(at.first).param.at(at.second) != term)
+          throw Failure(fmt::format("{}, on device {}, is not what device {} has", name,
+                                    device.index, owner));
+        result[name].push_back(term);
+      }
+    }
   }
 
   /// Those who meet in a collective: named by the members that each expects.
@@ -932,6 +1053,7 @@ private:
             result["gradient of " + name] = {terms_.of(held.grad[part])};
         }
       }
+      collect_mirrors(result, device);
       for (const auto& [at, term] : device.applied)
         result[fmt::format("sum for {}", model_.params[at.first].name)].push_back(term);
       for (const auto& [microbatch, loss] : device.losses)
@@ -951,6 +1073,7 @@ private:
   std::vector<DeviceState> devices_;
   std::deque<Stream> streams_; ///< never moved
   std::map<MessageKey, Posted> messages_;
+  std::map<MessageKey, Offer> offers_;
   std::map<std::tuple<std::vector<DeviceIndex>, uint32_t, int32_t>, std::vector<Stream*>>
       gatherings_; ///< by members and key
 };

@@ -119,6 +119,7 @@ TEST_CASE("an iteration that fails after updates which did not wait for it leave
     REQUIRE(failed.error().message == "a bad gradient");
     *fails = false;
     rig.device(0).recover();
+    REQUIRE(rig.device(0).updated().has_value() == !fused);
     if (!fused) {
       rig.run(1).value_or_throw();
       reference.step(1, 1);

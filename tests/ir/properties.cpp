@@ -143,7 +143,7 @@ std::vector<DeviceIndex> devices() {
 }
 
 DirectiveBody directive() {
-  switch (number(0, 14)) {
+  switch (number(0, 15)) {
   case 0:
     return Split{filter(), name(), number(1, 99)};
   case 1:
@@ -182,6 +182,8 @@ DirectiveBody directive() {
     return Offload{filter(), flag(), flag(), true};
   case 12:
     return Prefetch{filter(), number(0, 5)};
+  case 13:
+    return Mirror{filter(), number(1, 5)};
   default:
     return Schedule{name(), number(0, 9),
                     flag() ? std::vector{name(), name()} : std::vector<std::string>{}};
@@ -200,7 +202,8 @@ template <class IdType> IdType id(int64_t count) {
 
 /// Ids within a model of two values, calls, params and buckets, and one beyond.
 ValueRef value_ref() {
-  ValueRef ref{.kind = static_cast<ValueKind>(number(0, 8)),
+  ValueRef ref{.kind =
+                   static_cast<ValueKind>(number(0, static_cast<int64_t>(ValueKind::Mirrored) + 1)),
                .subject = static_cast<uint32_t>(number(0, 3)),
                .microbatch = microbatch(),
                .at = group()};
@@ -211,7 +214,7 @@ ValueRef value_ref() {
   return ref;
 }
 NodeId node_id() {
-  NodeId out{.op = static_cast<Op>(number(0, static_cast<int64_t>(Op::Fetch))),
+  NodeId out{.op = static_cast<Op>(number(0, static_cast<int64_t>(Op::UpdateMirror) + 1)),
              .subject = static_cast<uint32_t>(number(0, 3)),
              .microbatch = microbatch(),
              .at = group()};
@@ -221,6 +224,8 @@ NodeId node_id() {
     out.kind = moved.kind;
     out.subject = moved.subject;
     out.part = moved.part;
+    out.peer = group();
+  } else if (out.op == Op::SendMirror || out.op == Op::RecvMirror) {
     out.peer = group();
   }
   return out;
@@ -260,6 +265,7 @@ std::vector<Bucket> buckets() {
     bucket.shards = static_cast<uint32_t>(number(1, 4));
     bucket.shard_optimizer = flag();
     bucket.fused_update = flag();
+    bucket.mirrors = list(2, group);
     out.push_back(std::move(bucket));
   }
   return out;
@@ -295,8 +301,12 @@ Graph graph() {
 }
 
 StateRange state_range() {
-  return {static_cast<Epoch>(number(0, 9)), id<BucketId>(3), static_cast<StateKind>(number(0, 5)),
-          number(0, 99), number(0, 99)};
+  return {static_cast<Epoch>(number(0, 9)),
+          id<BucketId>(3),
+          static_cast<StateKind>(number(0, 5)),
+          number(0, 99),
+          number(0, 99),
+          static_cast<uint32_t>(number(0, 3))};
 }
 std::vector<SlotId> slots() {
   return list(3, [] { return id<SlotId>(9); });

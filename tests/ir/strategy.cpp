@@ -36,6 +36,7 @@ const char* kEveryDirective = R"([
   {"op": "overlap", "a": {"PASS": "F"}, "b": {"PASS": "B", "layer": null}},
   {"op": "fuse", "filter": {"PASS": "REDUCE", "call": ["a", "b"]}},
   {"op": "fuse", "filter": {"layer": 2}, "update": true},
+  {"op": "mirror", "filter": {"layer": 2}, "copies": 3},
   {"op": "tag", "filter": {"call": "head"}, "name": "stage", "index": 3},
   {"op": "schedule", "name": "1f1b:4", "microbatches": 8}
 ]
@@ -62,6 +63,7 @@ TEST_CASE("the builder and the JSON file are two spellings of one strategy") {
       .overlap({{"PASS", "F"}}, no_layer)
       .fuse({{"PASS", "REDUCE"}, {"call", std::vector<std::string>{"a", "b"}}})
       .fuse({{"layer", 2}}, true)
+      .mirror({{"layer", 2}}, 3)
       .tag({{"call", "head"}}, "stage", 3)
       .schedule("1f1b:4", 8);
   const auto parsed = Strategy::parse(kEveryDirective);
@@ -140,16 +142,8 @@ TEST_CASE("an unknown directive lists the known ones and the nearest") {
         "unknown directive \"plcae\"\n"
         "  did you mean \"place\"? known directives: \"split\", \"split_backward\", \"place\", "
         "\"replicate\", \"order\", \"overlap\", \"fuse\", \"recompute\", \"prefetch\", \"tag\", "
-        "\"schedule\", \"shard\", \"shard_tensor\", \"offload\"");
+        "\"schedule\", \"shard\", \"shard_tensor\", \"offload\", \"mirror\"");
   CHECK(directive_error("quantize", "\"filter\": {}").find("did you mean") == std::string::npos);
-}
-
-TEST_CASE("directives that are not there yet are refused by name") {
-  for (const char* op : {"mirror"}) {
-    const std::string text = directive_error(op, "\"filter\": {}");
-    CHECK(text.starts_with(
-        fmt::format("the directive \"{}\" is not available in this version\n  ", op)));
-  }
 }
 
 TEST_CASE("wrong keys and types are named with what was wanted") {
@@ -186,6 +180,8 @@ TEST_CASE("wrong keys and types are named with what was wanted") {
   CHECK(directive_error("order", "\"filters\": [[{}], []]") ==
         "a group of \"filters\" is empty\n  {} is the filter that matches everything");
   CHECK(directive_error("schedule", "\"microbatches\": 2") == "the key \"name\" is missing");
+  CHECK(directive_error("mirror", "\"filter\": {}, \"copies\": 0") ==
+        "\"copies\" must be a number of 1 or more, found 0");
   CHECK(directive_error("tag", "\"filter\": {}, \"name\": \"s\", \"index\": \"one\"") ==
         "\"index\" must be a number, found \"one\"");
 }
