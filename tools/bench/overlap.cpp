@@ -86,9 +86,12 @@ Result<void> bench_overlap(const OverlapBenchmark& benchmark) {
   table.row({"over the link, with overlap", milliseconds(median(with.seconds))});
   table.row({"as the DAG allows", milliseconds(allowed)});
   std::fputs(table.to_string().c_str(), stdout);
-  fmt::print("\n{} sent by a device over {}/s; {:.0f}% hidden of what the DAG allows\n",
-             human_bytes(alone.sent), human_bytes(slow.link.bandwidth),
-             100 * hidden / (exposed - allowed));
+  fmt::print("\n{} sent by a device over {}/s; ", human_bytes(alone.sent),
+             human_bytes(slow.link.bandwidth));
+  if (exposed > allowed)
+    fmt::print("{:.0f}% hidden of what the DAG allows\n", 100 * hidden / (exposed - allowed));
+  else
+    fmt::print("the DAG allows nothing to be hidden\n");
   return {};
 }
 
