@@ -2,6 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
 #include <cerrno>
 #include <cstring>
@@ -91,11 +92,11 @@ private:
     const int64_t size = align(std::max(bytes, kArena), sysconf(_SC_PAGESIZE));
     // Blocks of the file first: a full disk is an error here, and would be a signal later.
     if (const int error = posix_fallocate(file_, end_, size); error != 0)
-      fail(bytes, error);
+      fail(fmt::format("grow by {} bytes", bytes), error);
     void* mapped =
         mmap(nullptr, static_cast<size_t>(size), PROT_READ | PROT_WRITE, MAP_SHARED, file_, end_);
     if (mapped == MAP_FAILED)
-      fail(bytes, errno);
+      fail(fmt::format("grow by {} bytes", bytes), errno);
     arenas_.push_back({static_cast<char*>(mapped), size});
     end_ += size;
     used_ = 0;
@@ -107,16 +108,17 @@ private:
     file_ = open(directory_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (file_ >= 0)
       return;
-    std::string path = directory_ + "/piper-offload-XXXXXX"; // not all file systems have the former
+    // Not every file system has files without a name: one that has one for a moment.
+    std::string path = directory_ + "/piper-offload-XXXXXX";
     file_ = mkostemp(path.data(), O_CLOEXEC);
     if (file_ < 0)
-      fail(0, errno);
+      fail("be made", errno);
     unlink(path.c_str());
   }
 
-  [[noreturn]] void fail(int64_t bytes, int error) const {
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "the offload file in ", directory_,
-                     " cannot grow by ", bytes, " bytes: ", std::strerror(error));
+  [[noreturn]] void fail(const std::string& what, int error) const {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "the offload file in ", directory_, " cannot ", what,
+                     ": ", std::strerror(error));
   }
 
   void unmap() {

@@ -1,6 +1,6 @@
 // The strategy changes while training goes on; what is learned does not.
 #include "examples/models/registry.h"
-#include "tests/parity/cluster.h"
+#include "tests/parity/outcome.h"
 
 #include <cstdlib>
 #include <random>
@@ -11,12 +11,6 @@ using namespace piper;
 using namespace piper::test;
 
 namespace {
-
-std::shared_ptr<const Model> make(Result<Model> model) {
-  if (!model.ok())
-    FAIL(model.error().to_string());
-  return std::make_shared<const Model>(*std::move(model));
-}
 
 void check_sequence(std::shared_ptr<const Model> model, unsigned seed) {
   const char* strategies[] = {"single",
@@ -72,9 +66,9 @@ void check_sequence(std::shared_ptr<const Model> model, unsigned seed) {
 
 TEST_CASE("random sequences of strategies leave the trajectory as it was") {
   const unsigned sequences = std::getenv("PIPER_LONG") ? 100 : 10;
-  auto gpt = make(models::make_gpt(
+  auto gpt = made(models::make_gpt(
       R"({"layers": 3, "d_model": 16, "heads": 2, "seq": 8, "batch": 8, "tied": true, "dtype": "float64"})"));
-  auto mlp = make(models::make_mlp(
+  auto mlp = made(models::make_mlp(
       R"({"layers": 5, "d_in": 6, "d_hidden": 10, "d_out": 4, "batch": 8, "skip": true, "dtype": "float64"})"));
   for (unsigned seed = 0; seed < sequences; ++seed) {
     check_sequence(gpt, seed);
@@ -84,7 +78,7 @@ TEST_CASE("random sequences of strategies leave the trajectory as it was") {
 
 TEST_CASE("the optimizer's moments and step count move along") {
   // With SGD and momentum, or AdamW's bias correction, a lost moment shows at once.
-  auto model = make(models::make_mlp(
+  auto model = made(models::make_mlp(
       R"({"layers": 4, "d_in": 6, "d_hidden": 10, "d_out": 4, "batch": 8, "dtype": "float64"})"));
   executor::OptimizerSpec sgd;
   sgd.kind = executor::OptimizerSpec::Kind::Sgd;

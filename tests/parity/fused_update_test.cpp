@@ -1,10 +1,8 @@
 // Updates fused into the reductions of their buckets: what one device learns, in float64 to 1e-12.
 #include "examples/models/registry.h"
-#include "tests/parity/cluster.h"
+#include "tests/parity/outcome.h"
 
 #include <fmt/format.h>
-
-#include <cmath>
 
 #include <catch2/catch.hpp>
 
@@ -14,42 +12,11 @@ using namespace piper::test;
 
 namespace {
 
-constexpr int kIterations = 3;
-
 std::shared_ptr<const Model> gpt(bool tied) {
-  auto model = models::make_gpt(fmt::format(
+  return made(models::make_gpt(fmt::format(
       R"({{"layers": 2, "d_model": 16, "heads": 2, "seq": 8, "batch": 16, "tied": {},
           "dtype": "float64", "sample_microbatches": 8}})",
-      tied));
-  if (!model.ok())
-    FAIL(model.error().to_string());
-  return std::make_shared<const Model>(*std::move(model));
-}
-
-struct Outcome {
-  std::vector<double> losses;
-  std::map<std::string, at::Tensor> parameters;
-};
-
-Outcome train(const std::shared_ptr<const Model>& model, const Strategy& strategy,
-              uint32_t devices) {
-  Cluster cluster(model, devices);
-  if (auto started = cluster.start(strategy); !started.ok())
-    FAIL(started.error().to_string());
-  auto losses = cluster.steps(kIterations);
-  if (!losses.ok())
-    FAIL(losses.error().to_string());
-  auto parameters = cluster.parameters();
-  if (!parameters.ok())
-    FAIL(parameters.error().to_string());
-  return {*std::move(losses), *std::move(parameters)};
-}
-
-void check(const Outcome& got, const Outcome& want) {
-  CHECK(difference(got.losses, want.losses) <= 1e-12);
-  CHECK(difference(got.parameters, want.parameters) <= 1e-12);
-  CHECK(std::isfinite(got.losses.back()));
-  CHECK(got.losses.back() != got.losses.front()); // something was learned
+      tied)));
 }
 
 Strategy named(const std::string& expression) {
@@ -64,21 +31,21 @@ TEST_CASE("updates fused into reductions learn what one device learns") {
     uint32_t devices;
   };
   for (const auto& model : {gpt(false), gpt(true)}) {
-    const Outcome single = train(model, named("single"), 1);
+    const Outcome single = learn(model, named("single"), 1);
     for (const Entry& entry :
          {Entry{"single", 1}, Entry{"dp:2", 2}, Entry{"zero1:2", 2}, Entry{"zero2:2", 2},
           Entry{"zero3:2", 2}, Entry{"zero3:4,within=2", 4}, Entry{"1f1b:2", 2},
           Entry{"zero1:2x1f1b:2", 4}, Entry{"zero3:2xzbv:2", 4}}) {
       INFO(entry.expression);
-      check(train(model, named(entry.expression).fuse({}, true), entry.devices), single);
+      check(learn(model, named(entry.expression).fuse({}, true), entry.devices), single);
     }
     for (const bool grads : {false, true}) {
       const Strategy buckets = Strategy().split({}, 4).replicate(
           Replicate{.devices = {0, 1}, .shard_grads = grads, .bucket_mb = 1e-9});
-      check(train(model, Strategy(buckets).fuse({{"PASS", "REDUCE"}}, true), 2), single);
-      check(train(model, Strategy(buckets).split_backward({}).fuse({{"layer", 1}}, true), 2),
+      check(learn(model, Strategy(buckets).fuse({{"PASS", "REDUCE"}}, true), 2), single);
+      check(learn(model, Strategy(buckets).split_backward({}).fuse({{"layer", 1}}, true), 2),
             single);
-      check(train(model, Strategy(buckets).recompute({}).fuse({}, true), 2), single);
+      check(learn(model, Strategy(buckets).recompute({}).fuse({}, true), 2), single);
     }
   }
 }

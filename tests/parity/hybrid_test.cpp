@@ -1,11 +1,9 @@
 // Hybrid sharding: ZeRO within sub-groups of replicas, copies across them. What one device learns,
 // in float64 to 1e-12; what a rank keeps and sends, by the formulas.
 #include "examples/models/registry.h"
-#include "tests/parity/cluster.h"
+#include "tests/parity/outcome.h"
 
 #include <fmt/format.h>
-
-#include <cmath>
 
 #include <catch2/catch.hpp>
 
@@ -16,13 +14,6 @@ using namespace piper::test;
 namespace {
 
 constexpr int kIterations = 3;
-constexpr double kTolerance = 1e-12;
-
-std::shared_ptr<const Model> made(Result<Model> model) {
-  if (!model.ok())
-    FAIL(model.error().to_string());
-  return std::make_shared<const Model>(*std::move(model));
-}
 
 std::shared_ptr<const Model> gpt(bool tied) {
   return made(models::make_gpt(fmt::format(
@@ -49,19 +40,6 @@ std::shared_ptr<const Model> mlp() {
       R"({"layers": 5, "d_in": 64, "d_hidden": 64, "d_out": 64, "batch": 16, "dtype": "float64"})"));
 }
 
-struct Outcome {
-  std::vector<double> losses;
-  std::map<std::string, at::Tensor> parameters;
-};
-
-/// With a global norm, which every parameter must enter once.
-executor::OptimizerSpec clipping() {
-  executor::OptimizerSpec optimizer;
-  optimizer.clip_norm = 0.05;
-  optimizer.eps = 1e-4; // a gradient that is only rounding is not divided by its own size
-  return optimizer;
-}
-
 Outcome outcome_of(Cluster& cluster, std::vector<double> losses) {
   auto parameters = cluster.parameters();
   if (!parameters.ok())
@@ -80,35 +58,11 @@ std::unique_ptr<Cluster> started(const std::shared_ptr<const Model>& model,
 
 Outcome train(const std::shared_ptr<const Model>& model, const Strategy& strategy, uint32_t devices,
               const executor::OptimizerSpec& optimizer = clipping()) {
-  const auto cluster = started(model, strategy, devices, optimizer);
-  auto losses = cluster->steps(kIterations);
-  if (!losses.ok())
-    FAIL(losses.error().to_string());
-  return outcome_of(*cluster, *std::move(losses));
-}
-
-void check(const Outcome& got, const Outcome& want) {
-  CHECK(difference(got.losses, want.losses) <= kTolerance);
-  CHECK(difference(got.parameters, want.parameters) <= kTolerance);
-  CHECK(std::isfinite(got.losses.back()));
-  CHECK(got.losses.back() != got.losses.front()); // something was learned
+  return learn(model, strategy, devices, optimizer);
 }
 
 Strategy named(const std::string& expression) {
   return Strategy().schedule(expression, 8);
-}
-
-struct Entry {
-  const char* expression;
-  uint32_t devices;
-};
-
-void check_all(const std::shared_ptr<const Model>& model, std::initializer_list<Entry> entries) {
-  const Outcome single = train(model, named("single"), 1);
-  for (const Entry& entry : entries) {
-    INFO(entry.expression);
-    check(train(model, named(entry.expression), entry.devices), single);
-  }
 }
 
 /// ZeRO of this level over n replicas within sub-groups of k, a bucket a layer.
@@ -141,26 +95,28 @@ double bytes_of(Cluster& cluster, uint32_t device, const std::string& holder) {
 
 TEST_CASE("state sharded within sub-groups learns what one device learns") {
   for (const auto& model : {gpt(false), gpt(true), llama()})
-    check_all(model, {{"zero1:4,within=2", 4},
-                      {"zero2:4,within=2", 4},
-                      {"zero3:4,within=2", 4},
-                      {"zero3:4,within=4", 4},
-                      {"zero1:4,within=2x1f1b:2", 8},
-                      {"zero2:4,within=2x1f1b:2", 8},
-                      {"zero3:4,within=2x1f1b:2", 8},
-                      {"zero1:4,within=2xdualpipe:2", 8},
-                      {"zero3:8,within=4", 8}});
+    check_all(model, 8,
+              {{"zero1:4,within=2", 4},
+               {"zero2:4,within=2", 4},
+               {"zero3:4,within=2", 4},
+               {"zero3:4,within=4", 4},
+               {"zero1:4,within=2x1f1b:2", 8},
+               {"zero2:4,within=2x1f1b:2", 8},
+               {"zero3:4,within=2x1f1b:2", 8},
+               {"zero1:4,within=2xdualpipe:2", 8},
+               {"zero3:8,within=4", 8}});
 }
 
 TEST_CASE("sub-groups of replicas that are blocks of ranks, or share experts") {
   check_all(
-      llama(),
+      llama(), 8,
       {{"tp:2xzero1:4,within=2", 8}, {"tp:2xzero3:4,within=2", 8}, {"sp:2xzero2:4,within=2", 8}});
   // A sub-group of two that share the experts has each of them once: theirs are not sharded.
-  check_all(moe(), {{"ep:2xzero1:2,within=2", 4},
-                    {"ep:2xzero3:4,within=2", 8},
-                    {"ep:2xzero3:4,within=4", 8},
-                    {"ep:4xzero2:2,within=2", 8}});
+  check_all(moe(), 8,
+            {{"ep:2xzero1:2,within=2", 4},
+             {"ep:2xzero3:4,within=2", 8},
+             {"ep:2xzero3:4,within=4", 8},
+             {"ep:4xzero2:2,within=2", 8}});
 }
 
 TEST_CASE("small buckets, one gather at a time, backwards in two, and no clipping") {

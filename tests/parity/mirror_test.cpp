@@ -2,7 +2,7 @@
 // is learned does not change by them.
 #include "examples/models/registry.h"
 #include "ir/memory_bound.h"
-#include "tests/parity/cluster.h"
+#include "tests/parity/outcome.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -17,18 +17,12 @@ using namespace piper::ir;
 
 namespace {
 
-std::shared_ptr<const Model> make(Result<Model> model) {
-  if (!model.ok())
-    FAIL(model.error().to_string());
-  return std::make_shared<const Model>(*std::move(model));
-}
-
 std::shared_ptr<const Model> gpt() {
-  return make(models::make_gpt(
+  return made(models::make_gpt(
       R"({"layers": 4, "d_model": 16, "heads": 2, "seq": 8, "batch": 24, "dtype": "float64"})"));
 }
 std::shared_ptr<const Model> moe() {
-  return make(models::make_moe(
+  return made(models::make_moe(
       R"({"layers": 2, "d_model": 16, "heads": 4, "kv_heads": 2, "experts": 4, "top_k": 2,
           "d_ff": 12, "seq": 8, "batch": 24, "dtype": "float64"})"));
 }
@@ -37,10 +31,6 @@ Strategy named(const std::string& expression, int64_t microbatches = 4) {
   return Strategy().schedule(expression, microbatches);
 }
 
-void started(Cluster& cluster, const Strategy& strategy) {
-  if (auto done = cluster.start(strategy); !done.ok())
-    FAIL(done.error().to_string());
-}
 double stepped(Cluster& cluster) {
   auto loss = cluster.step();
   if (!loss.ok())

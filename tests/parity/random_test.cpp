@@ -6,7 +6,7 @@
 #include "ir/verify.h"
 #include "tests/compiler/compositions.h"
 #include "tests/compiler/mutations.h"
-#include "tests/parity/cluster.h"
+#include "tests/parity/outcome.h"
 
 #include <cstdlib>
 #include <random>
@@ -21,11 +21,6 @@ namespace {
 constexpr uint32_t kDevices = 4;
 constexpr int kIterations = 2;
 constexpr double kTolerance = 1e-12;
-
-struct Outcome {
-  std::vector<double> losses;
-  std::map<std::string, at::Tensor> parameters;
-};
 
 /// Whose updates are linear in the gradients: nothing amplifies the order of sums.
 executor::OptimizerSpec sgd() {
