@@ -1,5 +1,5 @@
 // How much memory the plans can take: a bound that no timing of the streams and no transport
-// exceeds, and that is close to what the executor's counting allocator measures.
+// exceeds, and that some timing comes to.
 #pragma once
 
 #include "ir/plan.h"
@@ -23,16 +23,15 @@ struct MemoryBound {
   }
 };
 
-/// Never below the true peak of iterations, as far as the calls' memory is known: what may be live
-/// at a moment is all but what cannot have begun by then, and what must have ended. Both are asked
-/// of the waits of all devices, with sends that do not block; what is sent counts for the sender
-/// until it is received. `kinds`: the arrays that the optimizer keeps. Not counted: what the data
-/// source and the initializer use for themselves, and copies of tensors that are sent while they
-/// are not dense, nor what an all-to-all has sent and its peers have not received. What was
-/// measured of a whole call is shared out evenly where a group cuts it; rows of experts, which the
-/// data decides, likewise. Not for evaluations and migrations. Takes O(instructions of all devices)
-/// for each device; where that is too much, one device of each role stands for all. An error if the
-/// plans cannot run.
+/// The most that iterations can hold under any timing of the streams of all devices, as far as the
+/// calls' memory is known: what the worst moment holds (worst_moment.h), with sends that do not
+/// block; what is sent counts for the sender until it is received. `kinds`: the arrays that the
+/// optimizer keeps. Not counted: what the data source and the initializer use for themselves, and
+/// copies of tensors that are sent while they are not dense, nor what an all-to-all has sent and its
+/// peers have not received. What was measured of a whole call is shared out evenly where a group
+/// cuts it; rows of experts, which the data decides, likewise. Not for evaluations and migrations.
+/// Takes O(instructions of all devices) for each device, and a minimum cut; where that is too much,
+/// one device of each role stands for all. An error if the plans cannot run.
 Result<std::vector<MemoryBound>> bound_memory(const PlanSet& plans, const ModelSpec& model,
                                               const std::vector<StateKind>& kinds);
 

@@ -26,8 +26,12 @@ void ChunkContext::move_out(const std::function<at::Tensor(int64_t bytes)>& make
   saved->move_out(make);
   // What autograd needs of a leaf's contents it has saved. Its shape is that of its gradient.
   for (at::Tensor& leaf : leaves)
-    if (leaf.defined())
-      leaf.set_data(at::empty({}, leaf.options()).expand(leaf.sizes()));
+    if (leaf.defined()) {
+      at::Tensor shape = at::empty({0}, leaf.options());
+      shape.unsafeGetTensorImpl()->set_sizes_and_strides(
+          leaf.sizes(), std::vector<int64_t>(static_cast<size_t>(leaf.dim())));
+      leaf.set_data(shape);
+    }
 }
 
 void ChunkContext::move_in() {

@@ -151,8 +151,11 @@ private:
     for (const auto* tensors : {&values_, &gradients_, &gradients_of_inputs_})
       for (const auto& [v, other] : *tensors) {
         same += other.is_same(tensor);
-        if (other.defined() && other.storage().is_alias_of(tensor.storage()))
-          sharing.insert(other.unsafeGetTensorImpl());
+        if (!other.defined() || !other.storage().is_alias_of(tensor.storage()))
+          continue;
+        sharing.insert(other.unsafeGetTensorImpl());
+        if (other.is_view() && other._base().use_count() == 1) // what it is a view of is its own
+          sharing.insert(other._base().unsafeGetTensorImpl());
       }
     return tensor.use_count() > same || tensor.storage().use_count() > sharing.size();
   }

@@ -15,7 +15,8 @@ namespace {
 
 /// How many uses ahead values are fetched where `prefetch` says nothing.
 constexpr int64_t kDefaultPrefetch = 1;
-/// Forwards of a device whose values may be on their way out at one time.
+/// Forwards of a device whose values may be on their way out at one time; one fewer while others
+/// are on their way in.
 constexpr size_t kOutgoing = 2;
 
 /// What the directives say of each call.
@@ -90,6 +91,7 @@ private:
     }
     std::vector<size_t> uses;                       // places of the nodes that fetch
     std::map<size_t, std::vector<NodeId>> outgoing; // by the forward that they follow
+    std::map<size_t, size_t> starts;                // of fetches, by their use
     std::set<ValueRef> moved;
     for (size_t i = 0; i < nodes.size(); ++i) {
       std::vector<ValueRef> refs = wanted(*nodes[i]);
@@ -123,19 +125,29 @@ private:
       if (start > 0)
         fetch.after.push_back({.before = nodes[start - 1]->id});
       fetches_.emplace(nodes[i], std::move(fetch));
+      starts[i] = start;
     }
-    hold_up(nodes, outgoing);
+    hold_up(nodes, outgoing, starts);
   }
 
-  /// A slow way out holds up the forward, not the memory.
+  /// A slow way out holds up the forward and the way in, not the memory. `starts`: of the fetch for
+  /// a node, the node with which it may run.
   void hold_up(const std::vector<const Node*>& nodes,
-               const std::map<size_t, std::vector<NodeId>>& outgoing) {
-    std::vector<const std::pair<const size_t, std::vector<NodeId>>*> list;
-    for (const auto& each : outgoing)
-      list.push_back(&each);
+               const std::map<size_t, std::vector<NodeId>>& outgoing,
+               const std::map<size_t, size_t>& starts) {
+    std::vector<std::pair<size_t, const std::vector<NodeId>*>> list;
+    for (const auto& [forward, ids] : outgoing)
+      list.emplace_back(forward, &ids);
     for (size_t w = kOutgoing; w < list.size(); ++w)
-      for (const NodeId& id : list[w - kOutgoing]->second)
-        after_[nodes[list[w]->first]].push_back({.before = id});
+      for (const NodeId& id : *list[w - kOutgoing].second)
+        after_[nodes[list[w].first]].push_back({.before = id});
+    for (const auto& [use, start] : starts) {
+      const auto later = std::partition_point(list.begin(), list.end(),
+                                              [&](const auto& each) { return each.first < start; });
+      if (later - list.begin() >= static_cast<ptrdiff_t>(kOutgoing))
+        for (const NodeId& id : *(later - kOutgoing)->second)
+          fetches_.at(nodes[use]).after.push_back({.before = id});
+    }
   }
 
   static Node make(Op op, const std::vector<ValueRef>& refs, uint32_t from, uint32_t to) {

@@ -64,11 +64,17 @@ SlotMemories memories_of(const PlanSet& plans, const ModelSpec& model) {
             its.kept_by[slot.value].push_back(piece(its.bytes[old]));
           continue;
         }
+        // Calls are measured whole; a cut one keeps what it has of them.
+        const Group& group = plans.groups[each.self.value];
         const int64_t rows = plans.rows(each.self);
+        const int64_t share = group.layout == Layout::Tokens || group.layout == Layout::Weights
+                                  ? int64_t{group.ways}
+                              : group.layout == Layout::Experts ? int64_t{group.outside}
+                                                                : 1;
         int64_t bytes = 0;
         for (CallId call : each.chunks[o]) {
           const CallMemory& memory = model.call(call).memory;
-          bytes += (kind == ValueKind::Saved ? memory.saved : memory.deferred).at(rows);
+          bytes += (kind == ValueKind::Saved ? memory.saved : memory.deferred).at(rows) / share;
           for (ValueId v : model.call(call).inputs) // the leaves of its graph
             if (const auto tensor = tensors.find({v, each.microbatch});
                 kind == ValueKind::Saved && model.value(v).differentiable &&
@@ -101,11 +107,11 @@ std::vector<MemoryBound> bounds_of(const PlanSet& plans, const ModelSpec& model)
 
 } // namespace
 
-TEST_CASE("no interleaving takes more than the bound, and many nearly as much") {
+TEST_CASE("no interleaving takes more than the bound, and many within 2% as much") {
   size_t devices = 0, reached = 0;
   for (const GoodPlans& good : corpus()) {
     INFO(good.name);
-    const auto model = keeping(*good.model, {.saved = {0, 100}, .deferred = {0, 70}});
+    const auto model = keeping(*good.model, {.saved = {0, 2000}, .deferred = {0, 1400}});
     const SlotMemories memories = memories_of(good.plans, *model);
     std::map<DeviceIndex, int64_t> seen;
     Terms terms;
@@ -120,13 +126,13 @@ TEST_CASE("no interleaving takes more than the bound, and many nearly as much") 
       CHECK(live >= seen[bound.device]);
       if (moves_within_blocks(good.plans))
         continue;
-      CHECK(live <= 2 * seen[bound.device]);
+      CHECK(2 * live <= 3 * seen[bound.device]);
       ++devices;
-      reached += 10 * live <= 11 * seen[bound.device];
+      reached += 50 * live <= 51 * seen[bound.device];
     }
   }
   INFO(reached << " of " << devices);
-  CHECK(reached * 5 > devices);
+  CHECK(reached * 2 > devices);
 }
 
 TEST_CASE("state is counted by what a rank keeps") {
@@ -193,7 +199,7 @@ TEST_CASE("a cap that may be passed is refused, with who holds what") {
   CHECK(refused.error().kind == ErrorKind::OutOfMemory);
   CHECK(refused.error().where == "device 0, role g0, F lin0..lin1 @1, directive 3 (place)");
   CHECK(refused.error().message ==
-        "up to 7240 bytes may be live, the cap is 7239: parameters 1024, gradients 1024, moments "
-        "2048, values 1280, kept for later passes 1608, working 256; most was left by F lin0..lin1 "
+        "up to 6984 bytes may be live, the cap is 6983: parameters 1024, gradients 1024, moments "
+        "2048, values 1024, kept for later passes 1608, working 256; most was left by F lin0..lin1 "
         "@1 (1316 bytes), F lin0..lin1 @0 (1060 bytes), input x @1 (256 bytes)");
 }

@@ -313,12 +313,18 @@ private:
     std::vector<bool> taken(device.slots.size());
     for (size_t s = 0; s < taken.size(); ++s)
       taken[s] = device.slots[s].has_value();
-    for (const Stream& stream : streams_)
-      if (&devices_[stream.device] == &device && stream.running &&
-          !adds_to_gradients(instruction(stream).op)) // that lets go as it goes
-        for (SlotId slot : instruction(stream).outputs)
+    for (const Stream& stream : streams_) {
+      if (&devices_[stream.device] != &device || !stream.running)
+        continue;
+      const Instruction& each = instruction(stream);
+      if (!adds_to_gradients(each.op)) // that lets go as it goes
+        for (SlotId slot : each.outputs)
           if (slot)
             taken[slot.value] = true;
+      if (each.op == Opcode::Send) // its slot is the message's
+        for (SlotId slot : each.frees)
+          taken[slot.value] = false;
+    }
     for (const auto& [key, posted] : messages_)
       if (key.from == device.index && !posted.sent.empty())
         taken[posted.source.value] = true;
