@@ -23,33 +23,18 @@ int64_t add_state(MemoryBound& bound, const PlanSet& set, const ModelSpec& model
   for (const Bucket& bucket : set.buckets) {
     if (set.rank_in(bucket.group, bound.device) < 0)
       continue;
-    const int64_t bytes = bucket.numel * size_of(bucket.dtype);
-    const auto kept = [&](StateKind kind) {
-      return is_sharded(bucket, kind) ? bytes / bucket.shards : bytes;
-    };
-    most = std::max(most, bound.peak() + 2 * bytes);
-    if (!bucket.offload_params)
-      bound.params += kept(StateKind::Param);
-    bound.gradients += kept(StateKind::Grad);
-    for (StateKind kind : kinds) {
-      if ((kind == StateKind::Moment1 || kind == StateKind::Moment2) && !bucket.offload_optimizer)
-        bound.moments += kept(kind);
-      else if (kind == StateKind::Step)
-        bound.moments += size_of(DType::F64);
-    }
+    most = std::max(most, bound.peak() + 2 * bucket.numel * size_of(bucket.dtype));
+    const StateBytes state = state_of(bucket, kinds);
+    bound.params += state.params;
+    bound.gradients += state.gradients;
+    bound.moments += state.moments;
   }
   std::vector<bool> mirrored(model.params.size());
   for (const Bucket& bucket : set.buckets)
     for (GroupId mirror : bucket.mirrors) {
       if (set.rank_in(mirror, bound.device) < 0)
         continue;
-      const int64_t bytes = bucket.shard_numel() * size_of(bucket.dtype);
-      bound.mirrors += bucket.offload_params ? bytes : 2 * bytes; // parameters and gradients
-      for (StateKind kind : kinds)
-        if (kind == StateKind::Step)
-          bound.mirrors += size_of(DType::F64);
-        else if (kind != StateKind::Param && kind != StateKind::Grad && !bucket.offload_optimizer)
-          bound.mirrors += bytes;
+      bound.mirrors += mirror_of(bucket, kinds);
       for (ParamId param : bucket.params)
         mirrored[param.value] = true;
     }

@@ -40,7 +40,7 @@ public:
         backward_weight(each);
       else if (gathers || each.op == Opcode::ZeroGrads)
         windows[{each.buckets[0], gathers}] =
-            make(Storage::Kind::Working, bytes_of(each.buckets[0]));
+            make(Storage::Kind::Window, bytes_of(each.buckets[0]));
       else if (each.op == Opcode::Release || each.op == Opcode::ReduceScatter)
         close(windows, each);
       else if (each.op == Opcode::Offload)
@@ -480,6 +480,35 @@ private:
 
 std::vector<Storage> storages_of(const PlanSet& set, const ModelSpec& model, const Plan& plan) {
   return Storages(set, model, plan).run();
+}
+
+StateBytes state_of(const Bucket& bucket, const std::vector<StateKind>& kinds) {
+  const int64_t bytes = bucket.numel * size_of(bucket.dtype);
+  const auto kept = [&](StateKind kind) {
+    return is_sharded(bucket, kind) ? bytes / bucket.shards : bytes;
+  };
+  StateBytes state;
+  if (!bucket.offload_params)
+    state.params = kept(StateKind::Param);
+  state.gradients = kept(StateKind::Grad);
+  for (StateKind kind : kinds) {
+    if ((kind == StateKind::Moment1 || kind == StateKind::Moment2) && !bucket.offload_optimizer)
+      state.moments += kept(kind);
+    else if (kind == StateKind::Step)
+      state.moments += size_of(DType::F64);
+  }
+  return state;
+}
+
+int64_t mirror_of(const Bucket& bucket, const std::vector<StateKind>& kinds) {
+  const int64_t bytes = bucket.shard_numel() * size_of(bucket.dtype);
+  int64_t sum = bucket.offload_params ? bytes : 2 * bytes; // parameters and gradients
+  for (StateKind kind : kinds)
+    if (kind == StateKind::Step)
+      sum += size_of(DType::F64);
+    else if (kind != StateKind::Param && kind != StateKind::Grad && !bucket.offload_optimizer)
+      sum += bytes;
+  return sum;
 }
 
 } // namespace piper::ir

@@ -106,20 +106,6 @@ public:
     return {};
   }
 
-  const at::Tensor& value(ValueId id) const { return values_[id.value]; }
-
-  /// Whether the backward of a call that has run forward needs this input of it.
-  bool needs_input(CallId id, ValueId input) const {
-    const at::Tensor& value = values_[input.value];
-    const std::vector<at::Tensor*>& leaves = backwards_[id.value].leaves;
-    const auto leaf = std::find(leaves.begin(), leaves.end(), &gradients_[input.value]);
-    if (leaf == leaves.end()) // no gradient: the sweep alone refers to it and its memory
-      return value.storage().use_count() > 1 || value.use_count() > 1;
-    // The leaf shares the memory; the context and the node that fills its gradient refer to it.
-    const at::Tensor& kept = contexts_[id.value].leaves[static_cast<size_t>(leaf - leaves.begin())];
-    return value.storage().use_count() > 2 || kept.use_count() > 2;
-  }
-
 private:
   /// Which values the loss depends on differentiably.
   void find_gradients() {
@@ -217,56 +203,12 @@ void measure_chunk(Profile& profile) {
   profile.backward_chunk = typical(std::move(backwards));
 }
 
-/// Bytes of one sweep, by call; also runs everything for the first time.
-Result<void> measure_memory(const Model& model, Sweep& sweep, int64_t rows, Profile& profile) {
-  const auto account = MemoryAccount::make(0);
-  HolderScope scope(&account->holder("profile"));
-  PIPER_CHECK_OK(sweep.run(false, [&](CallId id, Pass pass, auto&& run) {
-    CallProfile& its = profile.calls[id.value];
-    const int64_t before = account->live();
-    account->reset_peak();
-    run();
-    if (pass == Pass::Backward) {
-      its.samples.back().backward_peak = account->peak() - before;
-      return;
-    }
-    CallSample& sample = its.samples.emplace_back(CallSample{.rows = rows});
-    const ModelCall& call = model.spec->call(id);
-    int64_t outputs = 0;
-    std::vector<const void*> inputs;
-    const auto storage = [&](ValueId v) { return sweep.value(v).storage().data(); };
-    for (ValueId v : call.inputs)
-      inputs.push_back(storage(v));
-    its.keeps.clear();
-    for (ValueId v : call.outputs) {
-      const bool view = std::find(inputs.begin(), inputs.end(), storage(v)) != inputs.end();
-      outputs += view ? 0 : static_cast<int64_t>(sweep.value(v).nbytes());
-      // The sweep refers to it once; what else does is its backward.
-      if (!view && sweep.value(v).storage().use_count() > 1)
-        its.keeps.push_back(v);
-    }
-    for (ValueId v : call.inputs)
-      if (sweep.needs_input(id, v))
-        its.keeps.push_back(v);
-    sample.saved = std::max<int64_t>(0, account->live() - before - outputs);
-    sample.forward_peak = account->peak() - account->live();
-  }));
-  return sweep.run(true, [&](CallId id, Pass pass, auto&& run) {
-    const int64_t before = account->live();
-    run();
-    if (pass == Pass::BackwardWeight)
-      profile.calls[id.value].samples.back().deferred =
-          std::max<int64_t>(0, before - account->live());
-  });
-}
-
 /// Seconds of each call on the first device, while the others do the same.
 Result<void> measure_time(const Model& model, const ProfileOptions& options, int64_t rows,
                           Profile& profile) {
   std::vector<std::unique_ptr<Sweep>> sweeps;
   for (int d = 0; d < options.devices; ++d)
     sweeps.push_back(std::make_unique<Sweep>(model, rows, options.seed));
-  PIPER_CHECK_OK(measure_memory(model, *sweeps[0], rows, profile));
 
   std::vector<std::array<Times, kPasses>> times(profile.calls.size());
   std::optional<Error> failed;
@@ -309,7 +251,7 @@ Result<void> measure_time(const Model& model, const ProfileOptions& options, int
   if (failed)
     return *failed;
   for (size_t c = 0; c < profile.calls.size(); ++c) {
-    CallSample& sample = profile.calls[c].samples.back();
+    CallSample& sample = profile.calls[c].samples.emplace_back(CallSample{.rows = rows});
     const auto beside = [&](Pass pass, double chunk) {
       const Times& its = times[c][static_cast<size_t>(pass)];
       return its.empty() ? 0 : std::max(0.0, typical(its) - chunk);

@@ -15,16 +15,10 @@ struct CallSample {
   int64_t rows = 0;
   double forward = 0, backward = 0;
   double backward_input = 0, backward_weight = 0; ///< where the two run apart
-  int64_t saved = 0;         ///< bytes that its forward made and its backward needs, outputs apart
-  int64_t deferred = 0;      ///< bytes that its backward for inputs leaves to that for weights
-  int64_t forward_peak = 0;  ///< most bytes at once beyond what the forward left
-  int64_t backward_peak = 0; ///< most bytes at once beyond what there was before
 };
 
 struct CallProfile {
   std::vector<CallSample> samples; ///< one for each of ProfileOptions::rows
-  /// Inputs and outputs that its backward needs.
-  std::vector<ir::ValueId> keeps;
 };
 
 struct ProfileOptions {

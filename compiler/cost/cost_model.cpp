@@ -24,10 +24,6 @@ constexpr NamedAffine kAffine[] = {
     {"backward", &CallCost::backward},
     {"backward_input", &CallCost::backward_input},
     {"backward_weight", &CallCost::backward_weight},
-    {"saved", &CallCost::saved},
-    {"deferred", &CallCost::deferred},
-    {"forward_peak", &CallCost::forward_peak},
-    {"backward_peak", &CallCost::backward_peak},
 };
 
 Affine read_affine(const JsonValue& in) {
@@ -35,9 +31,8 @@ Affine read_affine(const JsonValue& in) {
   return {in.number_or("fixed", 0), in.number_or("per_row", 0)};
 }
 
-CallCost read_call(const JsonValue& in, const ModelSpec& model, const ModelCall& call) {
-  in.allow_only({"forward", "backward", "backward_input", "backward_weight", "saved", "deferred",
-                 "keeps", "forward_peak", "backward_peak"});
+CallCost read_call(const JsonValue& in) {
+  in.allow_only({"forward", "backward", "backward_input", "backward_weight"});
   CallCost cost;
   for (const auto& [key, field] : kAffine)
     if (in.has(key))
@@ -45,17 +40,6 @@ CallCost read_call(const JsonValue& in, const ModelSpec& model, const ModelCall&
   if (!in.has("backward_input") && !in.has("backward_weight")) {
     const Affine half{cost.backward.fixed / 2, cost.backward.per_row / 2};
     cost.backward_input = cost.backward_weight = half;
-  }
-  if (!in.has("keeps"))
-    return cost;
-  for (const JsonValue& each : in["keeps"].elements()) {
-    const ValueId value = model.find_value(each.string());
-    const auto is_in = [&](const std::vector<ValueId>& list) {
-      return value && std::find(list.begin(), list.end(), value) != list.end();
-    };
-    if (!is_in(call.inputs) && !is_in(call.outputs))
-      each.fail(fmt::format("is no input or output of the call: \"{}\"", each.string()));
-    cost.keeps.push_back(value);
   }
   return cost;
 }
@@ -82,7 +66,7 @@ CostModel read_costs(const JsonValue& in, const ModelSpec& model) {
     if (!call)
       value.fail(fmt::format("is no call of the model '{}'", model.name),
                  "profile the model that is simulated: the same flags");
-    costs.calls[call.value] = read_call(value, model, model.call(call));
+    costs.calls[call.value] = read_call(value);
     given[call.value] = true;
   }
   for (size_t c = 0; c < given.size(); ++c)
@@ -113,9 +97,6 @@ std::string CostModel::to_json(const ModelSpec& model) const {
       const Affine& affine = calls[c].*field;
       call[key] = OrderedJson{{"fixed", affine.fixed}, {"per_row", affine.per_row}};
     }
-    OrderedJson& keeps = call["keeps"] = OrderedJson::array();
-    for (ValueId value : calls[c].keeps)
-      keeps.push_back(model.value(value).name);
   }
   return json.dump(1) + "\n";
 }
@@ -161,17 +142,7 @@ CostModel declared_costs(const ModelSpec& model, const DeclaredRates& rates) {
     cost.forward.per_row = call.flops_per_row / rates.flops;
     cost.backward.per_row = 2 * cost.forward.per_row;
     cost.backward_input = cost.backward_weight = cost.forward;
-    cost.keeps = call.inputs;
-    for (ValueId value : call.outputs) {
-      const TensorType& type = model.value(value).type;
-      const auto none = static_cast<double>(type.bytes(0)),
-                 one = static_cast<double>(type.bytes(1));
-      cost.saved.fixed += none;
-      cost.saved.per_row += one - none;
-    }
-    if (!call.params.empty())
-      cost.deferred = {2 * cost.saved.fixed, 2 * cost.saved.per_row};
-    costs.calls.push_back(std::move(cost));
+    costs.calls.push_back(cost);
   }
   return costs;
 }

@@ -1,5 +1,6 @@
-// CostModel: what the instructions of a plan cost in time and memory on one device. Plain data,
-// declared or measured (`piper profile`), with a JSON form that parses back.
+// CostModel: what the instructions of a plan cost in time on one device. Plain data, declared or
+// measured (`piper profile`), with a JSON form that parses back. What calls cost in memory is a
+// property of the model (ir/call_memory.h).
 #pragma once
 
 #include "ir/model_spec.h"
@@ -13,7 +14,7 @@
 
 namespace piper::compiler {
 
-/// fixed + per_row x rows, in seconds or bytes.
+/// fixed + per_row x rows, in seconds.
 struct Affine {
   double fixed = 0, per_row = 0;
   double at(int64_t rows) const { return fixed + per_row * static_cast<double>(rows); }
@@ -25,16 +26,6 @@ struct CallCost {
   Affine forward, backward; ///< seconds
   /// Seconds where the gradients of inputs and of weights are computed apart.
   Affine backward_input, backward_weight;
-  /// Bytes that its forward makes and that only its backward needs.
-  Affine saved;
-  /// Bytes that its backward for inputs leaves to that for weights.
-  Affine deferred;
-  /// Those of its inputs and outputs that its backward needs as well: they stay alive, once,
-  /// however many calls keep them. A call with parameters needs them until the one for weights.
-  std::vector<ir::ValueId> keeps;
-  /// The most bytes that the pass holds at once beyond what was there when it began; of the
-  /// forward, beyond its outputs and what it saves as well.
-  Affine forward_peak, backward_peak;
   bool operator==(const CallCost&) const = default;
 };
 
@@ -79,8 +70,7 @@ struct DeclaredRates {
 };
 
 /// From the model's declared FLOPs: a backward takes twice its forward, half of it for inputs and
-/// half for weights. A call is taken to keep its inputs, and as many bytes more as it gives out;
-/// for the backward for weights, if it has some, also the gradients of what it gives out.
+/// half for weights.
 CostModel declared_costs(const ir::ModelSpec& model, const DeclaredRates& rates = {});
 
 } // namespace piper::compiler

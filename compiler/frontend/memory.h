@@ -59,8 +59,6 @@ public:
 
   int64_t live() const { return live_.load(std::memory_order_relaxed); }
   int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
-  /// From here on `peak` tells of what is held from here on. Not while others allocate.
-  void reset_peak() { peak_.store(live(), std::memory_order_relaxed); }
   /// Appends to `trace` what is live after each change from here on, until it is given null. Not
   /// while others allocate.
   void record(std::vector<int64_t>* trace) { trace_ = trace; }

@@ -1,12 +1,10 @@
 // MemoryLedger: the bytes that a device holds as its plan runs, by what they are held for.
 #pragma once
 
-#include "compiler/cost/cost_model.h"
-#include "ir/plan.h"
+#include "ir/memory_layout.h"
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <vector>
 
 namespace piper::compiler {
@@ -26,59 +24,49 @@ const char* to_string(Holding holding); ///< "parameters", …
 
 using HeldBytes = std::array<int64_t, kHoldings>; ///< by Holding
 
-/// What the values of one plan take, the same for all devices of the role.
+/// What the instructions of one plan take, the same for all devices of the role.
 class MemoryLayout {
 public:
+  /// `moments`: arrays of the optimizer as long as the parameters.
   MemoryLayout(const ir::PlanSet& plans, ir::RoleId role, const ir::ModelSpec& model,
-               const CostModel& costs);
+               int64_t moments);
 
-  /// What the slot keeps alive. 0 for what is in another memory.
-  int64_t bytes(ir::SlotId slot) const;
+  /// What an Offload takes away, or a Fetch brings back.
+  int64_t moved(uint32_t instruction) const;
 
 private:
   friend class MemoryLedger;
-  struct Storage {
-    int64_t bytes = 0;
-    Holding holding = Holding::Values;
+  /// Storages that an instruction makes, and whose drops happen with its end, or when what it sends
+  /// is received.
+  struct Changes {
+    std::vector<uint32_t> made, dropped, delivered;
   };
-  uint32_t storage_of(const ir::ValueRef& ref);
-  void lay_out_kept(const ir::Instruction& each);
-  int64_t mirror_bytes(const ir::Bucket& bucket) const;
-  void lay_out_whole(const ir::Instruction& each, uint32_t index);
-  int64_t transient(const ir::Plan& plan, const ir::Instruction& each) const;
+  int64_t sum(const std::vector<uint32_t>& storages) const;
 
-  const ir::PlanSet& plans_;
-  const ir::ModelSpec& model_;
-  const CostModel& costs_;
-  std::vector<Storage> storages_;
-  std::map<ir::ValueRef, uint32_t> by_value_;
-  std::vector<std::vector<uint32_t>> slots_; ///< what each slot keeps alive, by SlotId
-  std::vector<int64_t> transient_;           ///< of each instruction
-  std::vector<int64_t> opens_, closes_;      ///< whole buckets, of each instruction
-  HeldBytes state_{};                        ///< parameters, gradients, optimizer
+  std::vector<ir::Storage> storages_;
+  std::vector<Changes> changes_; ///< by instruction
+  HeldBytes state_{};            ///< what buckets take at all times
 };
 
-/// Follows one device. A value that several slots keep counts once.
+/// Follows one device.
 class MemoryLedger {
 public:
   explicit MemoryLedger(const MemoryLayout& layout);
 
-  void begin(const ir::Instruction& instruction, uint32_t index); ///< makes its outputs
-  void end(const ir::Instruction& instruction, uint32_t index);   ///< frees
-  /// A message holds what it carries until it has left.
-  void hold(ir::SlotId slot) { acquire(slot); }
-  void release(ir::SlotId slot);
+  void begin(uint32_t instruction);
+  void end(uint32_t instruction);
+  void delivered(uint32_t send); ///< its message has been received
 
   int64_t peak() const { return peak_; }
   const HeldBytes& at_peak() const { return at_peak_; }
 
 private:
-  void acquire(ir::SlotId slot);
-  void add(Holding holding, int64_t bytes);
+  void add(const ir::Storage& storage, int64_t sign);
+  void drop(const std::vector<uint32_t>& storages);
   void note_peak();
 
   const MemoryLayout* layout_;
-  std::vector<uint32_t> references_; ///< by storage
+  std::vector<uint32_t> drops_; ///< by storage, that have happened
   HeldBytes held_;
   int64_t total_ = 0, peak_ = 0;
   HeldBytes at_peak_{};

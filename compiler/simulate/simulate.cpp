@@ -164,7 +164,7 @@ private:
 
   void set_up() {
     for (size_t r = 0; r < plans_.roles.size(); ++r)
-      layouts_.emplace_back(plans_, RoleId(r), model_, costs_);
+      layouts_.emplace_back(plans_, RoleId(r), model_, costs_.moments);
     for (DeviceIndex index : classes_.representative) {
       const RoleId role = plans_.devices.at(index);
       const Plan& plan = plans_.plans[role.value];
@@ -196,7 +196,8 @@ private:
   // ---- what things take
 
   /// Seconds of the work of an instruction on a device of speed 1.
-  double seconds(const Instruction& each, const Plan& plan, const MemoryLayout& layout) const {
+  double seconds(const Plan& plan, uint32_t index, const MemoryLayout& layout) const {
+    const Instruction& each = plan.instructions[index];
     const auto calls = [&](Affine CallCost::*pass, double chunk) {
       const int64_t rows = plans_.rows(each.self);
       double total = chunk * static_cast<double>(each.chunks.size());
@@ -227,11 +228,7 @@ private:
       return costs_.copy * bucket_bytes(plans_, each);
     case Opcode::Offload:
     case Opcode::Fetch: {
-      int64_t moved = 0;
-      for (const auto* slots : {&each.inputs, &each.outputs}) // one of each pair is away
-        for (SlotId slot : *slots)
-          moved += layout.bytes(slot);
-      const auto bytes = static_cast<double>(moved);
+      const auto bytes = static_cast<double>(layout.moved(index));
       return cluster_.pool > 0 ? bytes / cluster_.pool : costs_.copy * bytes;
     }
     case Opcode::CopyState:
@@ -403,10 +400,11 @@ private:
       }
     stream.running = true;
     stream.begun = now_;
-    const double work = seconds(each, *device.plan, layouts_[device.role.value]) / device.speed;
+    const double work =
+        seconds(*device.plan, stream.list[stream.next], layouts_[device.role.value]) / device.speed;
     const bool waits = waits_for_others(each.op);
     if (!waits)
-      device.memory.begin(each, stream.list[stream.next]);
+      device.memory.begin(stream.list[stream.next]);
     const double total = costs_.instruction / device.speed + work;
     if (waits)
       after(total, Action::Kind::Begin, s);
@@ -434,7 +432,7 @@ private:
   void begin(uint32_t s) {
     const Stream& stream = streams_[s];
     const Instruction& each = head(stream);
-    devices_[stream.device].memory.begin(each, stream.list[stream.next]);
+    devices_[stream.device].memory.begin(stream.list[stream.next]);
     if (is_collective(each.op)) {
       join_gathering(s);
       return;
@@ -461,7 +459,7 @@ private:
     SimulatedDevice& device = devices_[stream.device];
     const uint32_t index = stream.list[stream.next];
     const Instruction& each = head(stream);
-    device.memory.end(each, index);
+    device.memory.end(index);
     if (stream.compute) {
       if (!waits_for_others(each.op))
         device.busy.push_back({stream.begun, now_});
@@ -509,8 +507,6 @@ private:
     its.moved.start = now_;
     its.bytes = message_bytes(*device.plan, each);
     device.sent += its.bytes;
-    if (each.op == Opcode::Send)
-      device.memory.hold(each.inputs.at(0));
     const size_t level = cluster_.level_between(device.index, ranks_.peer(device.index, each));
     its.handed_over = cluster_.levels[level].hands_over;
     if (!its.handed_over) {
@@ -540,12 +536,7 @@ private:
       receive(m);
   }
 
-  void let_go(const Message& its) {
-    SimulatedDevice& sender = devices_[its.from];
-    const Instruction& sent = sender.plan->instructions[its.send];
-    if (sent.op == Opcode::Send)
-      sender.memory.release(sent.inputs.at(0));
-  }
+  void let_go(const Message& its) { devices_[its.from].memory.delivered(its.send); }
 
   void receive(uint32_t m) {
     const Message& its = messages_[m];

@@ -87,7 +87,6 @@ class Profile(ProgramTest):
                                                         for line in shown.splitlines()[2:])))
         attention = written["calls"]["attn0"]
         self.assertGreater(attention["forward"]["fixed"] + attention["forward"]["per_row"], 0)
-        self.assertGreater(attention["saved"]["per_row"], 0)
         simulated = self.piper("simulate", *TINY, "--strategy", "1f1b:2", "--microbatches", "2",
                                "--costs", costs).stdout
         self.assertIn("measured with 1, 2, 4 rows", simulated)
@@ -118,13 +117,12 @@ class Profile(ProgramTest):
     def test_peak_memory_is_foretold(self):
         job = ("--layers", "3", "--d-model", "64", "--heads", "2", "--seq", "64", "--batch", "8",
                "--microbatches", "2", "--strategy", "single")
-        costs, figures, report = (self.folder / name for name in ("c.json", "f.json", "r.json"))
-        self.piper("profile", *job, "--time", "20", "-o", costs)
-        self.piper("simulate", *job, "--costs", costs, "--json", figures)
+        figures, report = (self.folder / name for name in ("f.json", "r.json"))
+        self.piper("simulate", *job, "--json", figures)
         self.piper("train", *job, "--iters", "2", "--report", report)
         foretold = json.loads(figures.read_text())["classes"][0]["peak_bytes"]
         measured = json.loads(report.read_text())["devices"][0]["peak_bytes"]
-        self.assertAlmostEqual(foretold, measured, delta=0.03 * measured)
+        self.assertAlmostEqual(foretold, measured, delta=0.001 * measured)
 
     def test_links_between_processes(self):
         costs = self.folder / "costs.json"

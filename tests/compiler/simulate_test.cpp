@@ -20,8 +20,18 @@ using namespace piper::test;
 
 namespace {
 
-/// A chain's layers take 1 forward and 2 backward and save a byte, whatever the rows; the loss
-/// takes nothing.
+/// A chain whose layers save a megabyte, whatever the rows; the loss saves nothing.
+std::shared_ptr<const ModelSpec> saving_chain(int layers, int64_t batch,
+                                              CallMemory memory = {.saved = {1'000'000, 0},
+                                                                   .deferred = {1'000'000, 0}}) {
+  ModelSpec model = *chain(layers, batch);
+  for (ModelCall& call : model.calls)
+    if (call.name != "loss")
+      call.memory = memory;
+  return std::make_shared<const ModelSpec>(std::move(model));
+}
+
+/// A chain's layers take 1 forward and 2 backward, whatever the rows; the loss takes nothing.
 CostModel unit_costs(const ModelSpec& model) {
   CostModel costs;
   for (const ModelCall& call : model.calls) {
@@ -30,9 +40,7 @@ CostModel unit_costs(const ModelSpec& model) {
       cost = {.forward = {1, 0},
               .backward = {2, 0},
               .backward_input = {1, 0},
-              .backward_weight = {1, 0},
-              .saved = {1e6, 0},
-              .deferred = {1e6, 0}};
+              .backward_weight = {1, 0}};
     costs.calls.push_back(cost);
   }
   costs.moments = 0;
@@ -55,7 +63,7 @@ Simulation simulate_ok(const PlanSet& plans, const ModelSpec& model, const CostM
 }
 
 Simulation simulate_schedule(const std::string& schedule, int layers, int64_t microbatches) {
-  const auto model = chain(layers, microbatches);
+  const auto model = saving_chain(layers, microbatches);
   const Compiled compiled = compile_ok(model, Strategy().schedule(schedule, microbatches));
   return simulate_ok(compiled.plans, *model, unit_costs(*model), free_links());
 }
@@ -466,14 +474,14 @@ TEST_CASE("memory is what the state takes and what is alive") {
     CHECK((held(simulation, Holding::Whole) > 0) == (each.stage >= 2));
     CHECK(held(simulation, Holding::Whole) < 2 * params);
   }
-  // A forward's scratch counts while it runs, beside what it saves.
-  CostModel scratch = costs;
-  scratch.calls[3].forward_peak = {5e6, 0};
-  const Compiled compiled = compile_ok(model, Strategy().schedule("single", 4));
-  const Simulation simulation = simulate_ok(compiled.plans, *model, scratch, free_links());
-  CHECK(held(simulation, Holding::Transient) == 5'000'000);
-  CHECK(simulation.peak() ==
-        simulate_ok(compiled.plans, *model, costs, free_links()).peak() + 5'000'000);
+  // A backward's scratch counts while it runs, beside what was there.
+  const auto peak = [&](const CallMemory& memory) {
+    const auto working = saving_chain(4, 8, memory);
+    const Compiled compiled = compile_ok(working, Strategy().schedule("single", 4));
+    return simulate_ok(compiled.plans, *working, costs, free_links()).peak();
+  };
+  CHECK(peak({.backward = {{{5'000'000, 0}}}}) - peak({.backward = {{{4'000'000, 0}}}}) ==
+        1'000'000);
 }
 
 TEST_CASE("a rank sends what the formulas say") {
@@ -572,22 +580,17 @@ TEST_CASE("a backward in two passes on what the stage before waits for sooner") 
 TEST_CASE("what the backward for weights needs is held until it") {
   // Three microbatches forward, then BI of all, then BW of all: what each microbatch saved is let
   // go by its BI, and what that leaves is held.
-  const auto model = chain(1, 3);
-  CostModel costs = unit_costs(*model);
-  costs.calls[0].saved = {5e6, 0};
-  costs.calls[0].deferred = {2e6, 0};
-  const Compiled compiled =
-      compile_ok(model, Strategy().split({}, 3).place({}, {0}).split_backward({}).order(
-                            {{{{"PASS", "F"}}}, {{{"PASS", "BI"}}}, {{{"PASS", "BW"}}}}));
-  const Simulation simulation = simulate_ok(compiled.plans, *model, costs, free_links());
-  const int64_t activations =
-      simulation.devices[0].at_peak[static_cast<size_t>(Holding::Activations)];
-  // At the peak the first BI runs: three saved, and what it leaves. The values that are kept beside
-  // those are rows of 64 bytes.
-  CHECK(activations >= 17'000'000);
-  CHECK(activations < 17'000'000 + 1000);
-  costs.calls[0].deferred = {9e6, 0}; // now the most is held before the first BW
-  const Simulation late = simulate_ok(compiled.plans, *model, costs, free_links());
-  CHECK(late.devices[0].at_peak[static_cast<size_t>(Holding::Activations)] >= 32'000'000);
-  CHECK(late.devices[0].at_peak[static_cast<size_t>(Holding::Activations)] < 32'000'000 + 1000);
+  const auto activations_at_peak = [](int64_t deferred) {
+    const auto model = saving_chain(2, 3, {.saved = {5'000'000, 0}, .deferred = {deferred, 0}});
+    const Compiled compiled =
+        compile_ok(model, Strategy().split({}, 3).place({}, {0}).split_backward({}).order(
+                              {{{{"PASS", "F"}}}, {{{"PASS", "BI"}}}, {{{"PASS", "BW"}}}}));
+    const Simulation simulation =
+        simulate_ok(compiled.plans, *model, unit_costs(*model), free_links());
+    return simulation.devices[0].at_peak[static_cast<size_t>(Holding::Activations)];
+  };
+  // At the peak all forwards are done; what a BI leaves is less than what it lets go of.
+  CHECK(activations_at_peak(2'000'000) == 30'000'000);
+  // Before the first BW: the first layer, with no gradient to hand on, has kept what it saved.
+  CHECK(activations_at_peak(9'000'000) == 15'000'000 + 27'000'000);
 }

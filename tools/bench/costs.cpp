@@ -89,11 +89,6 @@ compiler::CostModel to_costs(const executor::Profile& profile, const ir::ModelSp
     cost.backward = line(&executor::CallSample::backward);
     cost.backward_input = line(&executor::CallSample::backward_input);
     cost.backward_weight = line(&executor::CallSample::backward_weight);
-    cost.saved = line(&executor::CallSample::saved);
-    cost.deferred = line(&executor::CallSample::deferred);
-    cost.forward_peak = line(&executor::CallSample::forward_peak);
-    cost.backward_peak = line(&executor::CallSample::backward_peak);
-    cost.keeps = its.keeps;
     costs.calls.push_back(std::move(cost));
   }
   return costs;

@@ -26,14 +26,17 @@ struct ProfileFlags {
 void print_costs(const executor::Profile& profile, const ir::ModelSpec& model) {
   Table table({"call", "rows", "F us", "B us", "BI us", "BW us", "saved", "F peak", "B peak"});
   const auto bytes = [](int64_t count) { return human_bytes(static_cast<double>(count)); };
-  for (size_t c = 0; c < model.calls.size(); ++c)
+  for (size_t c = 0; c < model.calls.size(); ++c) {
+    const ir::CallMemory& memory = model.calls[c].memory;
     for (const executor::CallSample& sample : profile.calls[c].samples)
       table.row({model.calls[c].name, std::to_string(sample.rows),
                  fmt::format("{:.1f}", sample.forward * 1e6),
                  fmt::format("{:.1f}", sample.backward * 1e6),
                  fmt::format("{:.1f}", sample.backward_input * 1e6),
-                 fmt::format("{:.1f}", sample.backward_weight * 1e6), bytes(sample.saved),
-                 bytes(sample.forward_peak), bytes(sample.backward_peak)});
+                 fmt::format("{:.1f}", sample.backward_weight * 1e6),
+                 bytes(memory.saved.at(sample.rows)), bytes(memory.forward.at(sample.rows)),
+                 bytes(memory.backward.at(sample.rows))});
+  }
   fmt::print("{}", table.to_string());
 }
 
