@@ -159,11 +159,6 @@ private:
 
   static bool is_token(ValueKind kind) { return kind >= ValueKind::WeightGrad; }
 
-  /// By a chunk, for a later pass of it; no tensor that others could read.
-  static bool is_kept(ValueKind kind) {
-    return kind == ValueKind::Saved || kind == ValueKind::Deferred;
-  }
-
   SlotId new_slot(const ValueRef& ref) {
     Slot slot{.value = ref, .type = {}};
     if (!is_kept(ref.kind))

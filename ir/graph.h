@@ -77,9 +77,6 @@ constexpr bool adds_to_gradients(Op op) {
   return goes_backward(op) || op == Op::BackwardWeight;
 }
 
-/// Where what has been offloaded is, as the `part` of its ValueRef.
-inline constexpr uint32_t kInPool = 0, kFetched = 1;
-
 enum class ValueKind : uint8_t {
   Activation,   ///< a model value
   Gradient,     ///< its gradient
@@ -97,13 +94,24 @@ enum class ValueKind : uint8_t {
   Mirrored,     ///< the mirror of bucket `subject` on group `at` has its gradients (a token)
 };
 
+/// By a chunk, for a later pass of it; no tensor that others could read.
+constexpr bool is_kept(ValueKind kind) {
+  return kind == ValueKind::Saved || kind == ValueKind::Deferred;
+}
+/// To another memory and back, by Offload and Fetch.
+constexpr bool is_movable(ValueKind kind) {
+  return kind == ValueKind::Activation || is_kept(kind);
+}
+/// Where it is then, as the `part` of its ValueRef.
+inline constexpr uint32_t kInPool = 0, kFetched = 1;
+
 /// Names a value of one iteration. Does not depend on the order in which a graph was built.
 struct ValueRef {
   ValueKind kind = ValueKind::Activation;
   uint32_t subject = 0;          ///< ValueId, CallId or BucketId, by kind
   uint32_t part = CallId::kNone; ///< the reading call of a GradientPart (one that reads a value
                                  ///< twice gives one part); which time, of a bucket's window;
-                                 ///< of an Activation or Saved: kInPool, kFetched, or neither
+                                 ///< of what is movable: kInPool, kFetched, or neither
   int32_t microbatch = kNoMicrobatch;
   GroupId at; ///< where this copy is; none before placement
   auto operator<=>(const ValueRef&) const = default;

@@ -31,8 +31,7 @@ constexpr std::array<KindPrefix, 12> kPrefixes = {{{ValueKind::Gradient, "d."},
 /// Whether the part is a number: which window of a bucket, or where a value is.
 bool has_numbered_part(ValueKind kind) {
   return kind == ValueKind::Reduced || kind == ValueKind::Updated || kind == ValueKind::Gathered ||
-         kind == ValueKind::Zeroed || kind == ValueKind::Scattered ||
-         kind == ValueKind::Activation || kind == ValueKind::Saved;
+         kind == ValueKind::Zeroed || kind == ValueKind::Scattered || is_movable(kind);
 }
 
 struct BucketWord {

@@ -223,7 +223,7 @@ private:
       return wrong(node, fmt::format("{} names what does not exist", graph_.name(ref)));
     const bool of_window = ref.kind == ValueKind::Reduced || ref.kind == ValueKind::Gathered ||
                            ref.kind == ValueKind::Zeroed || ref.kind == ValueKind::Scattered;
-    if (ref.part != kNone && (ref.kind == ValueKind::Activation || ref.kind == ValueKind::Saved)) {
+    if (ref.part != kNone && is_movable(ref.kind)) {
       if (ref.part > kFetched)
         return wrong(node, fmt::format("{} is in no memory", graph_.name(ref)));
       return check_place(node, ref.microbatch, ref.at);

@@ -32,14 +32,6 @@ public:
   }
 
 private:
-  /// By a chunk, for a later pass of it; no tensor.
-  static bool is_kept(ValueKind kind) {
-    return kind == ValueKind::Saved || kind == ValueKind::Deferred;
-  }
-  /// To another memory and back.
-  static bool is_movable(ValueKind kind) {
-    return kind == ValueKind::Activation || kind == ValueKind::Saved;
-  }
   const ValueRef& ref(SlotId slot) const { return view_.plan.slots[slot.value].value; }
 
   Result<void> check_slot(SlotId slot) const {

@@ -108,7 +108,7 @@ private:
   const Slot& spec(SlotId id) const { return plan_.slots[id.value]; }
   /// Kept by a chunk for a later pass of it; no tensor.
   bool is_context(SlotId id) const {
-    return spec(id).value.kind == ValueKind::Saved || spec(id).value.kind == ValueKind::Deferred;
+    return is_kept(spec(id).value.kind);
   }
   ChunkContext* context(SlotId id) { return &bound_->contexts[origin_[id.value].value]; }
   ValueId value(SlotId id) const { return ValueId(spec(id).value.subject); }
@@ -221,6 +221,11 @@ void Binder::find_origins() {
         if (instruction.op == Opcode::Offload && is_context(instruction.inputs[i]))
           moved_.insert(instruction.inputs[i]);
       }
+  for (const Instruction& instruction : plan_.instructions) // what it leaves its forward has saved
+    if (instruction.op == Opcode::BackwardInput)
+      for (size_t c = 0; c < instruction.chunks.size(); ++c)
+        if (moved_.contains(instruction.outputs[c]))
+          moved_.insert(origin_[instruction.inputs[c].value]);
   if (moved_.empty() || !bound_->state)
     return;
   for (const BucketState& bucket : bound_->state->buckets())
@@ -439,7 +444,9 @@ Binder::Bound Binder::bind_backward(const Instruction& instruction) {
     const SlotId context = instruction.inputs[c];
     chunk.context = this->context(context);
     if (deferred && instruction.outputs[c])
-      chunk.deferred = &bound_->contexts[instruction.outputs[c].value];
+      chunk.deferred = this->context(instruction.outputs[c]);
+    if (chunk.deferred && moved_.contains(instruction.outputs[c]))
+      chunk.deferred->saved = std::make_shared<SavedTensors>(fixed_);
     for (ValueId v : roots_[origin_[context.value]])
       chunk.roots.push_back({parts[v]});
     chunk.gradients.resize(chunk.roots.size());
@@ -467,7 +474,7 @@ Binder::Bound Binder::bind_backward(const Instruction& instruction) {
 Binder::Bound Binder::bind_backward_weight(const Instruction& instruction) {
   auto bound = std::make_unique<BackwardWeightInstruction>();
   for (SlotId id : instruction.inputs)
-    bound->chunks.push_back(&bound_->contexts[id.value]);
+    bound->chunks.push_back(context(id));
   return Bound(std::move(bound));
 }
 

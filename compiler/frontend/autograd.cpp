@@ -22,20 +22,35 @@ void ChunkContext::clear() {
     saved->clear();
 }
 
+namespace {
+
+/// Leaves the shape, which is that of its gradient. What autograd needs of a leaf's contents it has
+/// saved; but where hooks do that it refers to the leaf, too.
+void empty(at::Tensor& leaf) {
+  if (!leaf.defined())
+    return;
+  at::Tensor shape = at::empty({0}, leaf.options());
+  shape.unsafeGetTensorImpl()->set_sizes_and_strides(
+      leaf.sizes(), std::vector<int64_t>(static_cast<size_t>(leaf.dim())));
+  leaf.set_data(shape);
+}
+
+} // namespace
+
 void ChunkContext::move_out(const std::function<at::Tensor(int64_t bytes)>& make) {
   saved->move_out(make);
-  // What autograd needs of a leaf's contents it has saved. Its shape is that of its gradient.
   for (at::Tensor& leaf : leaves)
-    if (leaf.defined()) {
-      at::Tensor shape = at::empty({0}, leaf.options());
-      shape.unsafeGetTensorImpl()->set_sizes_and_strides(
-          leaf.sizes(), std::vector<int64_t>(static_cast<size_t>(leaf.dim())));
-      leaf.set_data(shape);
-    }
+    empty(leaf);
+  for (at::Tensor& gradient : gradients) {
+    const at::Tensor away = make(static_cast<int64_t>(gradient.nbytes()));
+    gradient = away.view(gradient.scalar_type()).view(gradient.sizes()).copy_(gradient);
+  }
 }
 
 void ChunkContext::move_in() {
   saved->move_in();
+  for (at::Tensor& gradient : gradients)
+    gradient = gradient.clone();
 }
 
 Result<void> ForwardChunk::run() {
@@ -125,6 +140,11 @@ void BackwardChunk::run() {
   }
   for (at::Tensor& gradient : gradients)
     gradient.reset();
+  if (deferred && deferred->saved) {
+    deferred->saved->take(*context->saved);
+    for (at::Tensor& leaf : context->leaves)
+      empty(leaf);
+  }
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (!leaves[i])
       continue;

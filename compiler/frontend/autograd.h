@@ -21,7 +21,7 @@ struct ChunkContext {
   torch::autograd::edge_list roots; ///< Saved: its outputs that will get a gradient. Deferred:
                                     ///< where the backward for weights goes on
   torch::autograd::variable_list gradients; ///< Deferred: of each root
-  std::shared_ptr<SavedTensors> saved;      ///< Saved, if it can leave the device; else null
+  std::shared_ptr<SavedTensors> saved;      ///< if it can leave the device; else null
   void clear();
   /// Everything but the graph itself leaves for what `make(bytes)` gives, and comes back.
   void move_out(const std::function<at::Tensor(int64_t bytes)>& make);

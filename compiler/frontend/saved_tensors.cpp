@@ -6,6 +6,7 @@
 
 #include <map>
 #include <mutex>
+#include <utility>
 
 namespace piper {
 
@@ -111,7 +112,12 @@ void SavedTensors::move_in() {
     entry->tensor = at::empty({0}, entry->options)
                         .set_(bytes.storage(), entry->offset, entry->sizes, entry->strides);
   }
-  clear();
+  away_.clear();
+}
+
+void SavedTensors::take(SavedTensors& other) {
+  entries_ = std::exchange(other.entries_, {});
+  std::erase_if(entries_, [](const std::weak_ptr<Entry>& entry) { return entry.expired(); });
 }
 
 void SavedTensors::clear() {

@@ -39,6 +39,8 @@ public:
   void move_out(const std::function<at::Tensor(int64_t bytes)>& make);
   /// Copies them back to new storages. Autograd frees them one by one as its backward goes on.
   void move_in();
+  /// Goes on with what the other one collected and autograd still holds.
+  void take(SavedTensors& other);
   void clear();
 
 private:

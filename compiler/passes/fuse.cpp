@@ -121,7 +121,7 @@ Result<void> Fuser::find_segmented() {
 /// One instruction needs at once what all its calls keep, so that one over several segments would
 /// undo what recomputing or offloading each of them saves.
 bool Fuser::may_join(CallPass pass, CallId a, CallId b) const {
-  if (segments_[a.value] == segments_[b.value] || pass == kWeight)
+  if (segments_[a.value] == segments_[b.value])
     return true;
   const bool away = away_[a.value] || away_[b.value];
   const bool again = again_[a.value] || again_[b.value];

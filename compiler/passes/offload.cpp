@@ -15,8 +15,8 @@ namespace {
 
 /// How many uses ahead values are fetched where `prefetch` says nothing.
 constexpr int64_t kDefaultPrefetch = 1;
-/// Forwards of a device whose values may be on their way out at one time; one fewer while others
-/// are on their way in.
+/// Passes of a device whose values may be on their way out at one time; one fewer while others are
+/// on their way in.
 constexpr size_t kOutgoing = 2;
 
 /// What the directives say of each call.
@@ -59,55 +59,76 @@ public:
   }
 
 private:
+  /// Compute of a device, as it will be issued.
+  struct Sequence {
+    const std::vector<const Node*>& nodes;
+    std::unordered_map<const Node*, size_t> place;
+    std::map<ValueRef, size_t> last_read; ///< by a forward
+  };
+
   /// What the node reads and an offload would take away meanwhile.
-  std::vector<ValueRef> wanted(const Node& node) const {
+  std::vector<ValueRef> wanted(const Node& node, const Sequence& sequence) const {
     std::vector<ValueRef> refs;
-    const bool again = node.id.op == Op::Recompute;
-    if (!again && !goes_backward(node.id.op))
+    if (!is_compute(node.id.op) || node.id.op == Op::Forward)
       return refs;
     std::set<uint32_t> chosen; // chunks, by their first call
     for (const auto& chunk : node.chunks)
       if (std::all_of(chunk.begin(), chunk.end(),
                       [&](CallId call) { return wishes_.offload[call.value]; }))
         chosen.insert(chunk.front().value);
-    for (const ValueRef& ref : node.inputs) {
-      const Node* producer = index_.producer(ref);
-      if (again ? ref.kind == ValueKind::Activation && chosen.size() == node.chunks.size()
-                : ref.kind == ValueKind::Saved && chosen.contains(ref.subject) && producer &&
-                      producer->id.op == Op::Forward)
-        refs.push_back(ref);
-    }
+    for (const ValueRef& ref : node.inputs)
+      if (node.id.op == Op::Recompute
+              ? ref.kind == ValueKind::Activation && chosen.size() == node.chunks.size()
+              : is_kept(ref.kind) && chosen.contains(ref.subject))
+        if (is_put_off(node, ref, sequence))
+          refs.push_back(ref);
     return refs;
   }
 
+  /// The pass after which the value is not needed for a while.
+  size_t last_use(const ValueRef& ref, const Sequence& sequence) const {
+    return is_kept(ref.kind) ? sequence.place.at(index_.producer(ref)) : sequence.last_read.at(ref);
+  }
+
+  /// Whether the value would come back before it is needed again: some pass runs in between, and
+  /// between two backwards one that is not of the same microbatch's.
+  bool is_put_off(const Node& node, const ValueRef& ref, const Sequence& sequence) const {
+    const Node* producer = index_.producer(ref);
+    if (is_kept(ref.kind) && (!producer || producer->id.op == Op::Recompute))
+      return false;
+    const size_t last = last_use(ref, sequence);
+    const auto first = sequence.nodes.begin() + static_cast<ptrdiff_t>(last) + 1;
+    const auto end = sequence.nodes.begin() + static_cast<ptrdiff_t>(sequence.place.at(&node));
+    return std::any_of(first, end, [&](const Node* between) {
+      return ref.kind != ValueKind::Deferred || between->id.op == Op::Forward ||
+             between->microbatch() != node.microbatch();
+    });
+  }
+
   void move(const std::vector<const Node*>& nodes) {
-    std::unordered_map<const Node*, size_t> place;
-    std::map<ValueRef, size_t> last_read; // by a forward
+    Sequence sequence{nodes, {}, {}};
     for (size_t i = 0; i < nodes.size(); ++i) {
-      place[nodes[i]] = i;
+      sequence.place[nodes[i]] = i;
       if (nodes[i]->id.op == Op::Forward)
         for (const ValueRef& ref : nodes[i]->inputs)
-          last_read[ref] = i;
+          sequence.last_read[ref] = i;
     }
     std::vector<size_t> uses;                       // places of the nodes that fetch
-    std::map<size_t, std::vector<NodeId>> outgoing; // by the forward that they follow
+    std::map<size_t, std::vector<NodeId>> outgoing; // by the pass that they follow
     std::map<size_t, size_t> starts;                // of fetches, by their use
     std::set<ValueRef> moved;
     for (size_t i = 0; i < nodes.size(); ++i) {
-      std::vector<ValueRef> refs = wanted(*nodes[i]);
+      std::vector<ValueRef> refs = wanted(*nodes[i], sequence);
       if (refs.empty())
         continue;
       inputs_[nodes[i]].insert(refs.begin(), refs.end());
       std::erase_if(refs, [&](const ValueRef& ref) { return !moved.insert(ref).second; });
       if (refs.empty())
         continue; // an earlier one fetches them
-      // By the forward after which they are not needed for a while.
-      std::map<size_t, std::vector<ValueRef>> by_forward;
+      std::map<size_t, std::vector<ValueRef>> by_pass;
       for (const ValueRef& ref : refs)
-        by_forward[ref.kind == ValueKind::Saved ? place.at(index_.producer(ref))
-                                                : last_read.at(ref)]
-            .push_back(ref);
-      for (const auto& [f, values] : by_forward) {
+        by_pass[last_use(ref, sequence)].push_back(ref);
+      for (const auto& [f, values] : by_pass) {
         offloads_[nodes[f]].push_back(make(Op::Offload, values, CallId::kNone, kInPool));
         outgoing[f].push_back(offloads_[nodes[f]].back().id);
       }
@@ -130,14 +151,14 @@ private:
     hold_up(nodes, outgoing, starts);
   }
 
-  /// A slow way out holds up the forward and the way in, not the memory. `starts`: of the fetch for
+  /// A slow way out holds up the passes and the way in, not the memory. `starts`: of the fetch for
   /// a node, the node with which it may run.
   void hold_up(const std::vector<const Node*>& nodes,
                const std::map<size_t, std::vector<NodeId>>& outgoing,
                const std::map<size_t, size_t>& starts) {
     std::vector<std::pair<size_t, const std::vector<NodeId>*>> list;
-    for (const auto& [forward, ids] : outgoing)
-      list.emplace_back(forward, &ids);
+    for (const auto& [pass, ids] : outgoing)
+      list.emplace_back(pass, &ids);
     for (size_t w = kOutgoing; w < list.size(); ++w)
       for (const NodeId& id : *list[w - kOutgoing].second)
         after_[nodes[list[w].first]].push_back({.before = id});
@@ -174,7 +195,7 @@ private:
   std::map<std::vector<DeviceIndex>, std::vector<const Node*>> order_;
   std::unordered_map<const Node*, std::set<ValueRef>> inputs_;  ///< that have been away
   std::unordered_map<const Node*, Node> fetches_;               ///< by the node that they are for
-  std::unordered_map<const Node*, std::vector<Node>> offloads_; ///< by the forward they follow
+  std::unordered_map<const Node*, std::vector<Node>> offloads_; ///< by the pass they follow
   std::unordered_map<const Node*, std::vector<TemporalEdge>> after_;
 };
 

@@ -12,9 +12,9 @@ namespace {
 
 using Chunk = std::vector<CallId>;
 
-void add_once(std::vector<ValueRef>& list, const ValueRef& ref) {
-  if (std::find(list.begin(), list.end(), ref) == list.end())
-    list.push_back(ref);
+template <class T> void add_once(std::vector<T>& list, const T& item) {
+  if (std::find(list.begin(), list.end(), item) == list.end())
+    list.push_back(item);
 }
 
 class Recomputer {
@@ -81,9 +81,7 @@ private:
       again.chunks.push_back(chunk);
       again.outputs.push_back(saved(backward, chunk));
       forward_[forward].dropped.insert(again.outputs.back());
-      const TemporalEdge edge{.before = forward->id};
-      if (std::find(again.after.begin(), again.after.end(), edge) == again.after.end())
-        again.after.push_back(edge);
+      add_once(again.after, TemporalEdge{.before = forward->id});
       for (CallId call : chunk) {
         for (ValueId value : model_.call(call).inputs)
           if (!made.contains(value))
@@ -93,10 +91,13 @@ private:
     }
     if (again.chunks.empty())
       return;
+    // Not before its backward could run: nothing is gained by holding its result.
+    for (const TemporalEdge& edge : backward.after)
+      add_once(again.after, edge);
     for (const ValueRef& ref : backward.inputs)
       if (const Node* producer = index_.producer(ref);
           producer && ref.kind != ValueKind::Saved && producer->id.op != Op::Seed)
-        again.after.push_back({.before = producer->id});
+        add_once(again.after, TemporalEdge{.before = producer->id});
     again_.emplace(&backward, std::move(again));
   }
 

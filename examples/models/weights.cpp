@@ -19,22 +19,31 @@ Result<void> check_sizes(const std::string& model,
   return {};
 }
 
-void fill_uniform(const std::string& name, at::Tensor& tensor, uint64_t seed, double deviation) {
-  const uint64_t key = mix(seed) ^ fnv1a64(name);
-  const double scale = 2 * std::sqrt(3.0) * deviation;
-  const at::Tensor rows = tensor.contiguous(); // itself, if its memory has that order
-  const at::Tensor flat = rows.view(-1);
+namespace {
+
+/// From number `first` of the stream on, in the order of the indices, whatever that of the memory.
+void fill(const at::Tensor& tensor, uint64_t key, double scale, int64_t first) {
+  if (tensor.dim() > 1 && !tensor.is_contiguous()) {
+    for (int64_t i = 0; i < tensor.size(0); ++i)
+      fill(tensor.select(0, i), key, scale, first + i * (tensor.numel() / tensor.size(0)));
+    return;
+  }
+  const at::Tensor flat = tensor.dim() == 1 ? tensor : tensor.view(-1);
   std::array<double, 1024> values; // not a second tensor as large as the first
   for (int64_t begin = 0; begin < flat.numel();) {
     const auto count = std::min<int64_t>(std::ssize(values), flat.numel() - begin);
     for (int64_t k = 0; k < count; ++k)
       values[static_cast<size_t>(k)] =
-          (uniform(key, static_cast<uint64_t>(begin + k)) - 0.5) * scale;
+          (uniform(key, static_cast<uint64_t>(first + begin + k)) - 0.5) * scale;
     flat.narrow(0, begin, count).copy_(at::from_blob(values.data(), {count}, at::kDouble));
     begin += count;
   }
-  if (!rows.is_same(tensor))
-    tensor.copy_(rows);
+}
+
+} // namespace
+
+void fill_uniform(const std::string& name, at::Tensor& tensor, uint64_t seed, double deviation) {
+  fill(tensor, mix(seed) ^ fnv1a64(name), 2 * std::sqrt(3.0) * deviation, 0);
 }
 
 } // namespace piper::models

@@ -122,8 +122,9 @@ TEST_CASE("a backward for inputs frees what only it needs") {
 }
 
 // The bound is what the worst timing takes. How close a run comes depends on its own where devices
-// wait for each other: a message, a gathered bucket or what was offloaded may come as soon as it can,
-// or when there is room again; two streams that compute at once may meet at their peaks, or not.
+// wait for each other: a message, a gathered bucket or what was offloaded may come as soon as it
+// can, or when there is room again; two streams that compute at once may meet at their peaks, or
+// not.
 TEST_CASE("the peak is foretold: never below, and within 2% but for what timing leaves open") {
   struct Entry {
     const char* expression; ///< or how the backward is split on one device
@@ -132,7 +133,11 @@ TEST_CASE("the peak is foretold: never below, and within 2% but for what timing 
   };
   constexpr bool kTiming = true;
   constexpr double kExact = 1.02;
-  constexpr double kOpen[] = {1.05, 1.12, 1.2, 1.12}; // by variant
+  constexpr double kOpen[] = {1.05, 1.15, 1.2, 1.2}; // by variant
+  struct Figures {
+    int all = 0, within = 0;
+    double worst = 1;
+  } figures[4];
   constexpr int kPlain = 0, kRecomputed = 1, kOffloaded = 2;
   const Entry strategies[] = {
       {"single", 1},
@@ -197,10 +202,19 @@ TEST_CASE("the peak is foretold: never below, and within 2% but for what timing 
           INFO("device " << bound.device);
           const int64_t measured = cluster->device(bound.device).peak_bytes();
           CHECK(measured <= bound.peak());
-          const double most = entry.timing ? kOpen[variant] : kExact;
-          CHECK(static_cast<double>(bound.peak()) <= most * static_cast<double>(measured));
+          const double ratio = static_cast<double>(bound.peak()) / static_cast<double>(measured);
+          const bool open = entry.timing || (variant & kOffloaded);
+          CHECK(ratio <= (open ? kOpen[variant] : kExact));
+          Figures& its = figures[variant];
+          ++its.all;
+          its.within += ratio <= kExact;
+          its.worst = std::max(its.worst, ratio);
         }
       }
+  for (int variant = 0; variant < 4 && std::getenv("PIPER_LONG"); ++variant)
+    WARN((variant & kRecomputed ? "recomputed " : "")
+         << (variant & kOffloaded ? "offloaded " : "") << figures[variant].within << " of "
+         << figures[variant].all << " devices within 2%, worst " << figures[variant].worst);
 }
 
 TEST_CASE("the peak of calls that a group cuts is foretold from that of the whole call") {

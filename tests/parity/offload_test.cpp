@@ -86,7 +86,12 @@ TEST_CASE("what is offloaded comes back as it was") {
       {named("1f1b:2").offload(kEverything), 2},
       {named("1f1b:2").recompute({}).offload(kActivations), 2},
       {named("interleaved:2").offload(kActivations), 2},
+      {apart()
+           .order({{{{"PASS", "F"}}}, {{{"PASS", "BI"}}}, {{{"PASS", "BW"}}}})
+           .offload(kActivations),
+       1},
       {named("zbv:2").offload(kActivations), 2},
+      {named("zbh2:2").recompute({}).offload(kActivations), 2},
       {named("dualpipe:2").offload(kActivations), 2},
       {named("zero3:2x1f1b:2").offload(kEverything), 4},
   };
@@ -138,6 +143,13 @@ TEST_CASE("offloading lowers the peak, as it is foretold") {
   const int64_t everything = peak(model, all_forwards_first().offload(kEverything));
   CHECK(static_cast<double>(activations) < 0.7 * static_cast<double>(plain));
   CHECK(static_cast<double>(everything) < 0.7 * static_cast<double>(activations));
+  // All backwards for inputs come before those for weights: what they leave has to go, too.
+  const auto put_off = [] {
+    return ir::Strategy().split({}, 4).place({}, {0}).split_backward({}).order(
+        {{{{"PASS", "F"}}}, {{{"PASS", "BI"}}}, {{{"PASS", "BW"}}}});
+  };
+  CHECK(static_cast<double>(peak(model, put_off().offload(kActivations))) <
+        0.7 * static_cast<double>(peak(model, put_off())));
 }
 
 TEST_CASE("parameters that are whole on several devices are not offloaded") {
