@@ -20,10 +20,10 @@ struct OverlapBenchmark {
 };
 
 /// Measures what calls cost, trains without a link, then in turn over a throttled link
-/// (transport/throttled) on which what the busiest device sends takes `share` times a whole
-/// iteration without it, with overlap and without. What the DAG allows to be hidden is what the
-/// simulator hides on the same link, its costs scaled so that it agrees with the run without a
-/// link. Prints the figures and
+/// (transport/throttled) that makes an iteration without overlap longer by `share` times one
+/// without the link, with overlap and without. What the DAG allows to be hidden is what the
+/// simulator hides, its costs scaled so that it agrees with the run without a link, and its link
+/// with the one without overlap. Prints the figures and
 ///   hidden = (without overlap - with overlap) / (without overlap - as the DAG allows).
 Result<void> bench_overlap(const OverlapBenchmark& benchmark);
 
