@@ -76,6 +76,18 @@ class Processes(ProgramTest):
                 self.assertEqual(one["parameters_digest"], two["parameters_digest"])
                 self.assertEqual(len({d["process"] for d in two["devices"]}), 2)
 
+    def test_mirrors_change_nothing(self):
+        plain = [{"op": "schedule", "name": "zero1:2", "microbatches": 4}]
+        mirrored = plain + [{"op": "mirror", "filter": {}}]
+        digests = set()
+        for number, strategy in enumerate((plain, mirrored)):
+            path = self.folder / f"strategy{number}.json"
+            path.write_text(json.dumps(strategy))
+            for processes in (1, 2):
+                digests.add(self.train("--strategy", path, "--iters", "3", "--dtype", "float64",
+                                       "--processes", processes)["parameters_digest"])
+        self.assertEqual(len(digests), 1)
+
     def test_tcp_and_shared_memory(self):
         digests = {self.train("--strategy", "1f1b:2", "--microbatches", "2", "--iters", "2",
                               "--processes", "2", "--transport", transport)["parameters_digest"]
