@@ -24,7 +24,7 @@ class Bench(ProgramTest):
                          "--iters", "3", "--unmeasured", "1", "--rounds", "1", "--time",
                          "20").stdout
         self.assertRegex(out, r"over the link, without overlap +\d")
-        self.assertRegex(out, r"sent by a device over .*/s; (-?\d+% hidden|the DAG allows nothing)")
+        self.assertRegex(out, r"sent by a device over .*/s.*; (-?\d+% hidden|the DAG allows nothing)")
 
     def test_simulate(self):
         out = self.piper("bench", "simulate", *TINY, "--strategies", "single,1f1b:2", "--rounds",
