@@ -100,7 +100,7 @@ Result<std::vector<MemoryBound>> bound_memory(const PlanSet& set, const ModelSpe
   PIPER_TRY(const std::vector<uint32_t> order, verify_progress(joint));
   std::vector<std::vector<Storage>> of_role;
   for (const Plan& plan : set.plans)
-    of_role.push_back(storages_of(set, model, plan));
+    of_role.push_back(storages_of(set, model, plan, Routing::Any));
 
   const bool exhaustive = order.size() * joint.devices.size() <= kExhaustive;
   std::vector<bool> bounded(set.roles.size());

@@ -27,11 +27,11 @@ struct MemoryBound {
 /// calls' memory is known: what the worst moment holds (worst_moment.h), with sends that do not
 /// block; what is sent counts for the sender until it is received. `kinds`: the arrays that the
 /// optimizer keeps. Not counted: what the data source and the initializer use for themselves, and
-/// copies of tensors that are sent while they are not dense, nor what an all-to-all has sent and its
-/// peers have not received. What was measured of a whole call is shared out evenly where a group
-/// cuts it; rows of experts, which the data decides, likewise. Not for evaluations and migrations.
-/// Takes O(instructions of all devices) for each device, and a minimum cut; where that is too much,
-/// one device of each role stands for all. An error if the plans cannot run.
+/// copies of tensors that are sent while they are not dense. What was measured of a whole call is
+/// shared out evenly where a group cuts it; of the rows of a block, which the data routes to
+/// experts, each rank may get all. Not for evaluations and migrations. Takes O(instructions of all
+/// devices) for each device, and a minimum cut; where that is too much, one device of each role
+/// stands for all. An error if the plans cannot run.
 Result<std::vector<MemoryBound>> bound_memory(const PlanSet& plans, const ModelSpec& model,
                                               const std::vector<StateKind>& kinds);
 

@@ -15,8 +15,8 @@ using Calls = std::vector<CallId>;
 
 class Storages {
 public:
-  Storages(const PlanSet& set, const ModelSpec& model, const Plan& plan)
-      : set_(set), model_(model), plan_(plan), slots_(plan.slots.size()),
+  Storages(const PlanSet& set, const ModelSpec& model, const Plan& plan, Routing routing)
+      : set_(set), model_(model), plan_(plan), routing_(routing), slots_(plan.slots.size()),
         dropped_by_(plan.slots.size(), kNone) {
     for (uint32_t i = 0; i < plan.instructions.size(); ++i)
       for (SlotId slot : plan.instructions[i].frees)
@@ -28,7 +28,7 @@ public:
     for (at_ = 0; at_ < plan_.instructions.size(); ++at_) {
       const Instruction& each = plan_.instructions[at_];
       const bool placed = is_node(each.op) && each.self;
-      rows_ = placed ? set_.rows(each.self) : 0;
+      rows_ = placed ? rows(each.self) : 0;
       group_ = placed ? &set_.groups[each.self.value] : &nowhere_;
       first_made_ = static_cast<uint32_t>(storages_.size());
       const bool gathers = each.op == Opcode::Gather;
@@ -55,6 +55,8 @@ public:
               store(copy(value(slot), false), made);
       if (each.op == Opcode::Redistribute)
         redistribute(each);
+      if (each.op == Opcode::Commit)
+        end_iteration();
       if (each.op == Opcode::Send)
         for (uint32_t storage : slots_[each.inputs[0].value])
           send(storage, each);
@@ -115,6 +117,15 @@ private:
   }
   const CallMemory& memory(CallId call) const { return model_.call(call).memory; }
 
+  /// Of a microbatch, on a rank of the group.
+  int64_t rows(GroupId id) const {
+    const Group& group = set_.groups[id.value];
+    const int64_t even = set_.rows(id);
+    return routing_ == Routing::Any && group.layout == Layout::Experts
+               ? even * int64_t{group.ways} / int64_t{group.outside}
+               : even;
+  }
+
   /// What a rank needs of what was measured of a whole call.
   int64_t share(const RowBytes& bytes) const {
     const auto ways = static_cast<int64_t>(group_->ways);
@@ -124,10 +135,11 @@ private:
       return std::max<int64_t>(0, bytes.fixed + part_of(bytes.per_row * rows_));
     case Layout::Weights:
       return part_of(bytes.at(rows_));
-    case Layout::Experts: // the rows are those of ranks that share them
+    case Layout::Experts: { // even rows are those of ranks that share them
+      const int64_t shared = routing_ == Routing::Even ? int64_t{group_->outside} : 1;
       return std::max<int64_t>(0, part_of(bytes.fixed) +
-                                      (bytes.per_row * rows_ + group_->outside - 1) /
-                                          int64_t{group_->outside});
+                                      (bytes.per_row * rows_ + shared - 1) / shared);
+    }
     case Layout::Whole:
     case Layout::Partial:
       break;
@@ -190,7 +202,7 @@ private:
   void redistribute(const Instruction& each) {
     const Group& from = set_.groups[each.group.value];
     const auto bytes_at = [&](SlotId slot, GroupId group) {
-      return plan_.slots[slot.value].type.bytes(set_.rows(group));
+      return plan_.slots[slot.value].type.bytes(rows(group));
     };
     const int64_t given = bytes_at(each.inputs[0], each.group);
     const int64_t made = bytes_at(each.outputs[0], each.self);
@@ -207,9 +219,25 @@ private:
       break;
     case Move::AllToAll: // the counts of all ranks, or the rows as they are sent
       staged = each.inputs.size() == 1 ? given * std::max(from.ways, group_->ways) : given;
+      if (each.inputs.size() > 1)
+        send_rows(each, given);
       break;
     }
     add_working(made + staged);
+  }
+
+  /// Rows are there until the other ranks have received them, which they have when they meet again.
+  void send_rows(const Instruction& each, int64_t bytes) {
+    const auto between = std::minmax(each.self, each.group);
+    const auto [last, none] = sent_rows_.try_emplace(between);
+    if (!none)
+      add_drop(last->second, {at_, false});
+    last->second = make(Storage::Kind::Working, bytes);
+  }
+  void end_iteration() {
+    for (const auto& [between, rows] : sent_rows_)
+      add_drop(rows, {at_, false});
+    sent_rows_.clear();
   }
 
   /// What the instruction goes beyond its storages, `most` being how far beyond what was before.
@@ -463,12 +491,15 @@ private:
   const PlanSet& set_;
   const ModelSpec& model_;
   const Plan& plan_;
+  const Routing routing_;
   std::vector<Storage> storages_;
   std::vector<std::vector<uint32_t>> slots_;        ///< what each slot keeps alive
   std::vector<uint32_t> dropped_by_;                ///< of each slot
   std::map<Copy, uint32_t> stored_;                 ///< of an activation, the storage that it is in
   std::map<uint32_t, std::vector<Copy>> stored_in_; ///< the inverse
   std::map<uint32_t, std::vector<uint32_t>> away_;  ///< of a slot, the storages that left for it
+  /// Of two layouts, the rows that were sent last from one to the other.
+  std::map<std::pair<GroupId, GroupId>, uint32_t> sent_rows_;
   std::map<ValueId, int64_t> beyond_, beyond_gradient_;
   uint32_t at_ = 0, first_made_ = 0;
   int64_t rows_ = 0;             ///< of the instruction at hand, and
@@ -478,8 +509,9 @@ private:
 
 } // namespace
 
-std::vector<Storage> storages_of(const PlanSet& set, const ModelSpec& model, const Plan& plan) {
-  return Storages(set, model, plan).run();
+std::vector<Storage> storages_of(const PlanSet& set, const ModelSpec& model, const Plan& plan,
+                                 Routing routing) {
+  return Storages(set, model, plan, routing).run();
 }
 
 StateBytes state_of(const Bucket& bucket, const std::vector<StateKind>& kinds) {

@@ -1,5 +1,5 @@
-// What the instructions of a role allocate and who holds it, as the executor does: what the bound of
-// a device's memory and the simulator's count of it rest on.
+// What the instructions of a role allocate and who holds it, as the executor does: what the bound
+// of a device's memory and the simulator's count of it rest on.
 #pragma once
 
 #include "ir/plan.h"
@@ -24,10 +24,15 @@ struct Storage {
   std::vector<Drop> drops; ///< all of them must have happened
 };
 
+/// How tokens spread over the ranks of their experts, which is for the data to say.
+enum class Routing : uint8_t { Even, Any };
+
 /// The storages of a role. A storage that several slots share, such as an activation that a chunk
 /// keeps, is there once. Working memory of an instruction is how far it goes beyond what there was
-/// before and the storages that it makes: it lets go of what its chunks saved as it goes.
-std::vector<Storage> storages_of(const PlanSet& plans, const ModelSpec& model, const Plan& plan);
+/// before and the storages that it makes: it lets go of what its chunks saved as it goes. With
+/// `Any` routing each rank is taken to get all the rows that its block has.
+std::vector<Storage> storages_of(const PlanSet& plans, const ModelSpec& model, const Plan& plan,
+                                 Routing routing);
 
 /// What a bucket takes of a device at all times.
 struct StateBytes {

@@ -46,7 +46,7 @@ const char* to_string(Holding holding) {
 
 MemoryLayout::MemoryLayout(const PlanSet& plans, RoleId role, const ModelSpec& model,
                            int64_t moments)
-    : storages_(storages_of(plans, model, plans.plans[role.value])),
+    : storages_(storages_of(plans, model, plans.plans[role.value], Routing::Even)),
       changes_(plans.plans[role.value].instructions.size()) {
   for (uint32_t s = 0; s < storages_.size(); ++s) {
     changes_[storages_[s].made].made.push_back(s);

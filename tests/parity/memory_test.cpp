@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <limits>
 #include <random>
 
 #include <catch2/catch.hpp>
@@ -236,6 +237,38 @@ TEST_CASE("the peak of calls that a group cuts is foretold from that of the whol
       CHECK(static_cast<double>(bound.peak()) <= 1.2 * static_cast<double>(measured));
     }
   }
+}
+
+TEST_CASE("the peak of experts is foretold, however tokens are routed") {
+  auto made = models::make_moe(
+      R"({"layers": 2, "d_model": 32, "heads": 4, "kv_heads": 2, "experts": 4, "top_k": 1,
+          "d_ff": 128, "seq": 32, "batch": 16, "dtype": "float32"})");
+  REQUIRE(made.ok());
+  Model uneven = *made;
+  uneven.data = [data = made->data](const BatchRequest& request) {
+    return at::zeros_like(data(request)); // tokens that are all alike go to one expert
+  };
+  for (const bool even : {true, false})
+    for (const auto& [expression, devices] : {std::pair("ep:2", 2U), {"tp:2xep:4", 4U}}) {
+      const auto model = std::make_shared<const Model>(even ? *made : uneven);
+      const auto cluster = trained(model, named(expression, 2), devices);
+      const auto bounds =
+          ir::bound_memory(cluster->plans(), *model->spec, executor::OptimizerSpec().state());
+      REQUIRE(bounds.ok());
+      int64_t most = 0, least = std::numeric_limits<int64_t>::max();
+      for (const ir::MemoryBound& bound : *bounds) {
+        const int64_t measured = cluster->device(bound.device).peak_bytes();
+        INFO(expression << " device " << bound.device << ": " << measured << " of "
+                        << bound.peak());
+        CHECK(measured <= bound.peak());
+        most = std::max(most, measured);
+        least = std::min(least, measured);
+      }
+      INFO(expression << ": " << least << " to " << most << " of " << bounds->front().peak());
+      CHECK(static_cast<double>(bounds->front().peak()) <= 1.5 * static_cast<double>(most));
+      if (!even)
+        CHECK(static_cast<double>(most) > 1.2 * static_cast<double>(least));
+    }
 }
 
 TEST_CASE("a strategy that would pass the cap is refused when it is compiled") {
