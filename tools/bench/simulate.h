@@ -21,8 +21,9 @@ struct SimulateBenchmark {
   std::chrono::milliseconds time{1500}; ///< of measuring calls with each number of rows
 };
 
-/// In each round and for each strategy: measures what calls cost, simulates an iteration, and
-/// trains some in this process. Prints medians over the rounds, and the ratios.
+/// In each round and for each strategy: trains some iterations in this process; measures what calls
+/// cost and simulates an iteration before and after, and takes the mean of both, since the
+/// machine's speed changes. Prints medians over the rounds, and the ratios.
 Result<void> bench_simulate(const SimulateBenchmark& benchmark);
 
 } // namespace piper::cli
