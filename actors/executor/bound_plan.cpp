@@ -107,9 +107,7 @@ private:
   at::Tensor* slot(SlotId id) { return &bound_->slots[id.value]; }
   const Slot& spec(SlotId id) const { return plan_.slots[id.value]; }
   /// Kept by a chunk for a later pass of it; no tensor.
-  bool is_context(SlotId id) const {
-    return is_kept(spec(id).value.kind);
-  }
+  bool is_context(SlotId id) const { return is_kept(spec(id).value.kind); }
   ChunkContext* context(SlotId id) { return &bound_->contexts[origin_[id.value].value]; }
   ValueId value(SlotId id) const { return ValueId(spec(id).value.subject); }
   Result<DeviceIndex> peer(const Instruction& instruction) const;
