@@ -6,7 +6,6 @@
 #include "actors/executor/state.h"
 #include "actors/executor/stream.h"
 #include "compiler/frontend/autograd.h"
-#include "compiler/frontend/memory.h"
 #include "compiler/frontend/split_backward.h"
 
 #include <ATen/Parallel.h>

@@ -96,6 +96,13 @@ std::vector<GoodPlans> corpus() {
       Strategy().split({}, 2).place({}, {0}).fuse({{"PASS", "F"}}).recompute({{"layer", 1}}));
   add("1f1b:2, recompute, skip", skip, named("1f1b:2", 3).recompute({}));
   add("zero3, recompute", four, Strategy().split({}, 2).replicate(sharded).recompute({}));
+  add("offload, weights put off", four,
+      Strategy()
+          .split({}, 2)
+          .place({}, {0})
+          .split_backward({})
+          .order({{{{"PASS", "F"}}}, {{{"PASS", "BI"}}}, {{{"PASS", "BW"}}}})
+          .offload({.filter = {}}));
   add("offload, chunks", four,
       Strategy()
           .split({}, 4)
