@@ -155,6 +155,9 @@ public:
 
 private:
   void start() {
+    for (const Bucket& bucket : set_.buckets)
+      if (set_.groups[bucket.group.value].copies() < bucket.shards)
+        throw Failure("a bucket has more shards than its group has copies");
     for (const auto& [index, role] : set_.devices) {
       DeviceState device;
       device.index = index;
