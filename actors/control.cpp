@@ -155,6 +155,20 @@ struct ControlPage::Impl {
     }
   }
 
+  /// Puts a result into the reply, if somebody still waits for it.
+  ControlVerbs::Done waker(const std::shared_ptr<Reply>& reply) const {
+    return [way = way, waiting = std::weak_ptr(reply)](Result<std::string> result) {
+      std::lock_guard lock(way->mutex);
+      if (way->io)
+        asio::post(*way->io, [waiting, result = std::move(result)]() mutable {
+          if (auto reply = waiting.lock()) {
+            reply->result = std::move(result);
+            reply->woken.cancel();
+          }
+        });
+    };
+  }
+
   asio::awaitable<http::response<http::string_body>>
   answer(const http::request<http::string_body>& request) {
     http::response<http::string_body> response{http::status::ok, request.version()};
@@ -165,20 +179,14 @@ struct ControlPage::Impl {
     } else if (post && request.target() == "/stop") {
       verbs.stop();
       response.body() = "{}";
-    } else if (post && request.target() == "/apply") {
+    } else if ((post && request.target() == "/apply") || (get && request.target() == "/timeline")) {
       auto reply = std::make_shared<Reply>(io);
-      const std::string name = request[kNameField];
-      verbs.apply(name.empty() ? "control" : name, request.body(),
-                  [way = way, waiting = std::weak_ptr(reply)](Result<std::string> result) {
-                    std::lock_guard lock(way->mutex);
-                    if (way->io)
-                      asio::post(*way->io, [waiting, result = std::move(result)]() mutable {
-                        if (auto reply = waiting.lock()) {
-                          reply->result = std::move(result);
-                          reply->woken.cancel();
-                        }
-                      });
-                  });
+      if (get) {
+        verbs.timeline(waker(reply));
+      } else {
+        const std::string name = request[kNameField];
+        verbs.apply(name.empty() ? "control" : name, request.body(), waker(reply));
+      }
       boost::system::error_code woken;
       if (!reply->result)
         co_await reply->woken.async_wait(asio::redirect_error(asio::use_awaitable, woken));
@@ -193,10 +201,10 @@ struct ControlPage::Impl {
       }
     } else {
       response.result(http::status::not_found);
-      response.body() =
-          piper::to_json(user_error(std::string(request.method_string()) + " " +
-                                        std::string(request.target()) + " is nothing to ask for",
-                                    "control", "GET /status, POST /apply, POST /stop"));
+      response.body() = piper::to_json(
+          user_error(std::string(request.method_string()) + " " + std::string(request.target()) +
+                         " is nothing to ask for",
+                     "control", "GET /status, GET /timeline, POST /apply, POST /stop"));
     }
     co_return response;
   }
@@ -242,8 +250,10 @@ std::string ControlPage::address() const {
 Result<std::string> control_request(const std::string& host_port, const std::string& verb,
                                     const std::string& body, const std::string& name,
                                     std::chrono::milliseconds timeout) {
-  if (verb != "status" && verb != "apply" && verb != "stop")
-    return user_error("there is no verb '" + verb + "'", "control", "status, apply or stop");
+  const bool asks = verb == "status" || verb == "timeline";
+  if (!asks && verb != "apply" && verb != "stop")
+    return user_error("there is no verb '" + verb + "'", "control",
+                      "status, timeline, apply or stop");
   PIPER_TRY(auto address, actors::parse_host_port(host_port, "connect"));
   asio::io_context io;
   Result<std::string> result = Error{};
@@ -254,8 +264,8 @@ Result<std::string> control_request(const std::string& host_port, const std::str
     auto found = co_await resolver.async_resolve(address.first, std::to_string(address.second),
                                                  asio::use_awaitable);
     co_await stream.async_connect(found, asio::use_awaitable);
-    http::request<http::string_body> request{verb == "status" ? http::verb::get : http::verb::post,
-                                             "/" + verb, 11, body};
+    http::request<http::string_body> request{asks ? http::verb::get : http::verb::post, "/" + verb,
+                                             11, body};
     if (!name.empty())
       request.set(kNameField, name);
     request.set(http::field::host, address.first);
@@ -263,8 +273,10 @@ Result<std::string> control_request(const std::string& host_port, const std::str
     request.prepare_payload();
     co_await http::async_write(stream, request, asio::use_awaitable);
     beast::flat_buffer buffer;
-    http::response<http::string_body> response;
-    co_await http::async_read(stream, buffer, response, asio::use_awaitable);
+    http::response_parser<http::string_body> parser;
+    parser.body_limit(boost::none); // a timeline is as large as its plans
+    co_await http::async_read(stream, buffer, parser, asio::use_awaitable);
+    auto response = parser.release();
     if (response.result() == http::status::ok)
       result = std::move(response.body());
     else

@@ -1,5 +1,7 @@
 // The control page: how a running session is asked from outside. HTTP, for trusted networks:
 //   GET  /status   200, the state as JSON
+//   GET  /timeline 200, the last iteration in the Trace Event Format (chrome://tracing, Perfetto);
+//                  400 before the first
 //   POST /apply    body: a strategy's JSON, which reports and errors call by the header field
 //                  Strategy-Name; 200 with the change as JSON once it is committed, 400 with the
 //                  reason if it is not
@@ -17,9 +19,9 @@
 
 namespace piper {
 
-/// Asks the page at `host_port` and returns the body. `verb`: "status", "apply" (with the body and
-/// its name) or "stop". An error of the session comes back as it was; no session there, or none
-/// that answers within `timeout`, is Timeout or DeviceLost and names the address.
+/// Asks the page at `host_port` and returns the body. `verb`: "status", "timeline", "apply" (with
+/// the body and its name) or "stop". An error of the session comes back as it was; no session
+/// there, or none that answers within `timeout`, is Timeout or DeviceLost and names the address.
 Result<std::string> control_request(const std::string& host_port, const std::string& verb,
                                     const std::string& body = {}, const std::string& name = {},
                                     std::chrono::milliseconds timeout = std::chrono::minutes(10));
@@ -28,12 +30,12 @@ namespace actors {
 
 /// What the page does when asked. Called from the page's thread; must return at once.
 struct ControlVerbs {
-  std::function<std::string()> status;
-  /// Calls `done` later, from any thread, with the answer's body; nobody hears it once the page has
+  /// To be called later, from any thread, with the answer's body; nobody hears it once the page has
   /// ended.
-  std::function<void(std::string name, std::string json,
-                     std::function<void(Result<std::string>)> done)>
-      apply;
+  using Done = std::function<void(Result<std::string>)>;
+  std::function<std::string()> status;
+  std::function<void(Done)> timeline;
+  std::function<void(std::string name, std::string json, Done)> apply;
   std::function<void()> stop;
 };
 

@@ -47,6 +47,7 @@ caf::behavior CoordinatorActor::make_behavior() {
       },
       [this](evaluate_atom, RequestId id) { act(state_.evaluate(clock_now(), id)); },
       [this](digest_atom, RequestId id) { act(state_.digest(clock_now(), id)); },
+      [this](timeline_atom, RequestId id) { act(state_.timeline(clock_now(), id)); },
       [this](gather_atom, RequestId id) { act(state_.gather(clock_now(), id)); },
       [this](stop_atom) { act(state_.stop(clock_now())); },
       [this](shutdown_atom, const Error& reason) { act(state_.shut_down(reason)); },

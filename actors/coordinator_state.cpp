@@ -130,6 +130,9 @@ Actions CoordinatorState::evaluate(Time now, RequestId id) {
 Actions CoordinatorState::digest(Time now, RequestId id) {
   return ask(now, {id, AskKind::Digest});
 }
+Actions CoordinatorState::timeline(Time now, RequestId id) {
+  return ask(now, {id, AskKind::Timeline});
+}
 Actions CoordinatorState::gather(Time now, RequestId id) {
   return ask(now, {id, AskKind::Gather});
 }
@@ -449,6 +452,19 @@ void CoordinatorState::complete(Time now, Entry entry) {
     last_end_ = now;
     break;
   }
+  case OpKind::Timeline: {
+    ir::Timeline all;
+    for (auto& [device, report] : entry.reports)
+      all.append(std::move(report.timeline));
+    if (all.lanes.empty())
+      actions_.push_back(action::TimelineDone{
+          entry.ask->id, user_error("no iteration has been run under it yet", current_->strategy,
+                                    "ask after an iteration")});
+    else
+      actions_.push_back(action::TimelineDone{entry.ask->id, std::move(all)});
+    last_end_ = now;
+    break;
+  }
   case OpKind::Gather:
     actions_.push_back(action::GatherDone{entry.ask->id, {}});
     last_end_ = now;
@@ -511,6 +527,8 @@ void CoordinatorState::advance(Time now) {
         enqueue_evaluation(now, ask);
       else if (ask.kind == AskKind::Digest)
         enqueue(now, {.kind = OpKind::Hashes, .epoch = current_->epoch}, members(), ask);
+      else if (ask.kind == AskKind::Timeline)
+        enqueue(now, {.kind = OpKind::Timeline, .epoch = current_->epoch}, members(), ask);
       else
         enqueue(now, {.kind = OpKind::Gather, .epoch = next_epoch_++, .owners = current_->owners},
                 all_devices(), ask);
@@ -673,6 +691,9 @@ void CoordinatorState::refuse(const Ask& ask, const Error& error) {
     break;
   case AskKind::Digest:
     actions_.push_back(action::DigestDone{ask.id, error});
+    break;
+  case AskKind::Timeline:
+    actions_.push_back(action::TimelineDone{ask.id, error});
     break;
   case AskKind::Gather:
     actions_.push_back(action::GatherDone{ask.id, error});

@@ -95,6 +95,10 @@ struct DigestDone {
   RequestId request = 0;
   Result<std::string> result;
 };
+struct TimelineDone {
+  RequestId request = 0;
+  Result<ir::Timeline> result;
+};
 /// The parameters are where device 0 gathers them.
 struct GatherDone {
   RequestId request = 0;
@@ -102,10 +106,11 @@ struct GatherDone {
 };
 } // namespace action
 
-using Action = std::variant<action::Compile, action::Prepare, action::Enqueue, action::Abort,
-                            action::Discard, action::Committed, action::Failed, action::Started,
-                            action::StepDone, action::RunDone, action::ChangeDone,
-                            action::EvaluateDone, action::DigestDone, action::GatherDone>;
+using Action =
+    std::variant<action::Compile, action::Prepare, action::Enqueue, action::Abort, action::Discard,
+                 action::Committed, action::Failed, action::Started, action::StepDone,
+                 action::RunDone, action::ChangeDone, action::EvaluateDone, action::DigestDone,
+                 action::TimelineDone, action::GatherDone>;
 using Actions = std::vector<Action>;
 
 class CoordinatorState {
@@ -120,6 +125,7 @@ public:
   Actions apply(Time now, RequestId id, StrategyText strategy, std::optional<int64_t> at);
   Actions evaluate(Time now, RequestId id);
   Actions digest(Time now, RequestId id);
+  Actions timeline(Time now, RequestId id);
   Actions gather(Time now, RequestId id);
   Actions stop(Time now);
   /// Answers everything that is open with `reason`, and what comes later.
@@ -143,7 +149,7 @@ public:
 
 private:
   enum class Phase { Compiling, Compiled, Preparing, Prepared, Migrating, Undoing, Committing };
-  enum class AskKind { Evaluate, Digest, Gather };
+  enum class AskKind { Evaluate, Digest, Timeline, Gather };
 
   struct ChangeRequest {
     RequestId id = 0;

@@ -180,6 +180,9 @@ Result<void> DeviceRunner::try_op(const Op& op, OpReport& report) {
       report.hashes.emplace_back(param.value, hash);
     break;
   }
+  case OpKind::Timeline:
+    report.timeline = device_.timeline();
+    break;
   case OpKind::Gather:
     result = gather(op);
     break;

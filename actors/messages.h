@@ -17,6 +17,19 @@ namespace piper::ir {
 template <class Inspector> typename Inspector::result_type inspect(Inspector& f, Fingerprint& x) {
   return f(caf::meta::type_name("piper.fingerprint"), x.high, x.low);
 }
+template <class Inspector> typename Inspector::result_type inspect(Inspector& f, TimelineSpan& x) {
+  return f(caf::meta::type_name("piper.span"), x.name, x.op, x.microbatch, x.start, x.end);
+}
+template <class Inspector> typename Inspector::result_type inspect(Inspector& f, TimelineLane& x) {
+  return f(caf::meta::type_name("piper.lane"), x.device, x.count, x.stream, x.spans);
+}
+template <class Inspector>
+typename Inspector::result_type inspect(Inspector& f, TimelineMessage& x) {
+  return f(caf::meta::type_name("piper.message"), x.from, x.to, x.start, x.end);
+}
+template <class Inspector> typename Inspector::result_type inspect(Inspector& f, Timeline& x) {
+  return f(caf::meta::type_name("piper.timeline"), x.origin, x.lanes, x.messages);
+}
 } // namespace piper::ir
 
 namespace piper::executor {
@@ -47,7 +60,7 @@ template <class Inspector> typename Inspector::result_type inspect(Inspector& f,
 template <class Inspector> typename Inspector::result_type inspect(Inspector& f, OpReport& x) {
   return f(caf::meta::type_name("piper.report"), x.device, x.seq, x.epoch, x.ok, x.error, x.losses,
            x.grad_norm, x.busy_seconds, x.idle_seconds, x.bytes_sent, x.peak_bytes,
-           x.offloaded_bytes, x.hashes);
+           x.offloaded_bytes, x.hashes, x.timeline);
 }
 template <class Inspector> typename Inspector::result_type inspect(Inspector& f, EpochSummary& x) {
   return f(caf::meta::type_name("piper.epoch"), x.epoch, x.strategy, x.compile_seconds, x.roles,
@@ -73,6 +86,7 @@ using taken_atom = caf::atom_constant<caf::atom("taken")>;       // request, go 
 using apply_atom = caf::atom_constant<caf::atom("apply")>;       // request, strategy, at or -1
 using evaluate_atom = caf::atom_constant<caf::atom("evaluate")>; // request
 using digest_atom = caf::atom_constant<caf::atom("digest")>;     // request
+using timeline_atom = caf::atom_constant<caf::atom("timeline")>; // request
 using gather_atom = caf::atom_constant<caf::atom("gather")>;     // request
 using stop_atom = caf::atom_constant<caf::atom("stop")>;
 using shutdown_atom = caf::atom_constant<caf::atom("shutdown")>; // reason

@@ -35,6 +35,8 @@ const char* to_string(OpKind kind) {
     return "recovery";
   case OpKind::Hashes:
     return "hashing";
+  case OpKind::Timeline:
+    return "timeline";
   case OpKind::Gather:
     return "gathering";
   }

@@ -6,6 +6,7 @@
 #include "ir/ids.h"
 #include "ir/result.h"
 #include "ir/strategy.h"
+#include "ir/timeline.h"
 
 #include <cstdint>
 #include <map>
@@ -64,6 +65,7 @@ enum class OpKind : uint8_t {
   Commit,     ///< `epoch` is the one to run
   Recover,    ///< after an abort
   Hashes,     ///< of the parameters held
+  Timeline,   ///< of the last iteration under `epoch`
   Gather,     ///< each parameter from its owner to device 0; `epoch` is a fresh one, for the keys
 };
 const char* to_string(OpKind kind);
@@ -89,6 +91,7 @@ struct OpReport {
   int64_t peak_bytes = 0;                            ///< so far
   int64_t offloaded_bytes = 0;                       ///< at most so far
   std::vector<std::pair<uint32_t, uint64_t>> hashes; ///< of Hashes: parameter, hash
+  ir::Timeline timeline;                             ///< of Timeline
 };
 
 /// What the coordinator has to know of a compiled epoch.

@@ -9,6 +9,7 @@
 #include "actors/process_transport.h"
 #include "actors/threads.h"
 #include "actors/worker.h"
+#include "compiler/simulate/render.h"
 
 #include <caf/io/middleman.hpp>
 #include <fmt/format.h>
@@ -306,8 +307,14 @@ Result<void> Session::Impl::open_control(Session& session) {
   ControlVerbs verbs;
   verbs.status = [&session] { return to_json(session.metrics()); };
   verbs.stop = [&session] { session.stop(); };
-  verbs.apply = [&session](std::string name, std::string json,
-                           std::function<void(Result<std::string>)> done) {
+  verbs.timeline = [&session](ControlVerbs::Done done) {
+    session.post([&session, done = std::move(done)] {
+      const auto timeline = session.timeline();
+      done(timeline.ok() ? Result<std::string>(compiler::render_trace(*timeline))
+                         : timeline.error());
+    });
+  };
+  verbs.apply = [&session](std::string name, std::string json, ControlVerbs::Done done) {
     session.post(
         [&session, name = std::move(name), json = std::move(json), done = std::move(done)] {
           auto strategy = ir::Strategy::parse(json, name);
@@ -426,6 +433,12 @@ Result<std::string> Session::parameters_digest() {
   Impl::Call call(*impl_);
   call.send(digest_atom::value, call.id());
   return call.result<action::DigestDone>();
+}
+
+Result<ir::Timeline> Session::timeline() {
+  Impl::Call call(*impl_);
+  call.send(timeline_atom::value, call.id());
+  return call.result<action::TimelineDone>();
 }
 
 Result<std::map<std::string, at::Tensor>> Session::parameters() {

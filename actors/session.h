@@ -12,6 +12,7 @@
 #include "actors/reports.h"
 #include "compiler/frontend/model.h"
 #include "ir/strategy.h"
+#include "ir/timeline.h"
 #include "transport/throttled/link.h"
 
 #include <boost/asio/associated_executor.hpp>
@@ -110,6 +111,9 @@ public:
 
   /// A hash of all parameters in model order, the same for any layout; at the next boundary.
   Result<std::string> parameters_digest();
+  /// What each device did when in the last iteration before the next boundary. An error before the
+  /// first iteration under the strategy. compiler/simulate/render.h draws it.
+  Result<ir::Timeline> timeline();
   /// All parameters by name, gathered to this process; at the next boundary.
   Result<std::map<std::string, at::Tensor>> parameters();
 

@@ -53,6 +53,7 @@ void BoundInstruction::run() noexcept {
   if (state->failed())
     return;
   current->store(this, std::memory_order_relaxed);
+  started = Clock::now();
   HolderScope scope(holder);
   try {
     if (auto done = execute(); !done.ok()) {
@@ -67,6 +68,7 @@ void BoundInstruction::run() noexcept {
     tensor->reset();
   for (ChunkContext* context : free_contexts)
     context->clear();
+  ended = Clock::now();
 }
 
 void BoundInstruction::overdue(const Event& event) noexcept {

@@ -69,6 +69,9 @@ public:
   std::vector<at::Tensor*> free_tensors;                   ///< dropped when it is done
   std::vector<ChunkContext*> free_contexts;
 
+  // Of the last run; its stream's while that goes on.
+  Clock::time_point started{}, ended{};
+
 protected:
   /// May throw. An error without a place gets `where`.
   virtual Result<void> execute() = 0;

@@ -1,5 +1,7 @@
 #include "actors/executor/cpu_stream.h"
 
+#include "transport/prompt.h"
+
 #include <ATen/Parallel.h>
 
 #include <bit>
@@ -58,6 +60,8 @@ Result<void> CpuStream::synchronize(Clock::duration limit) {
 
 void CpuStream::work() {
   at::set_num_threads(options_.threads); // of this thread alone
+  if (!options_.compute)
+    transport::wake_promptly();
   for (uint32_t done = 0;;) {
     launched_.wait(done + 1, kForever, options_.spin);
     uint32_t launched = launched_.value();
@@ -89,6 +93,7 @@ void CpuStream::perform(const Operation& operation) {
 std::unique_ptr<Stream> CpuBackend::make_stream(std::string name, bool compute) {
   CpuStreamOptions options = options_;
   options.threads = compute ? options_.threads : 1;
+  options.compute = compute;
   return std::make_unique<CpuStream>(std::move(name), options);
 }
 std::unique_ptr<Event> CpuBackend::make_event() {

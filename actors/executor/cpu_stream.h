@@ -13,6 +13,7 @@ struct CpuStreamOptions {
   Clock::duration deadline = std::chrono::seconds(60); ///< of each wait for an event
   bool spin = true;                                    ///< briefly, before a wait sleeps
   int threads = 1;                                     ///< of LibTorch's operators
+  bool compute = true; ///< false: it sleeps much, and is to run soon when it wakes
 };
 
 class CpuStream final : public Stream {

@@ -4,6 +4,7 @@
 #include "actors/executor/cpu_stream.h"
 #include "actors/executor/errors.h"
 #include "actors/executor/interpreter.h"
+#include "actors/executor/timeline.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -347,6 +348,13 @@ Result<at::Tensor> Device::read(const ir::StateRange& range) {
 std::optional<int64_t> Device::updated() const {
   const auto state = impl_->committed_state();
   return state && state->torn ? std::nullopt : impl_->updated;
+}
+
+ir::Timeline Device::timeline() const {
+  if (!impl_->committed)
+    return {};
+  const auto plan = impl_->find(*impl_->committed).train;
+  return plan ? timeline_of(*plan, impl_->options.index, *impl_->model->spec) : ir::Timeline{};
 }
 
 Result<std::vector<std::pair<ir::ParamId, uint64_t>>> Device::parameter_hashes() {

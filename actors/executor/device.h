@@ -8,6 +8,7 @@
 #include "compiler/frontend/memory.h"
 #include "compiler/frontend/model.h"
 #include "ir/plan.h"
+#include "ir/timeline.h"
 #include "transport/transport.h"
 
 #include <chrono>
@@ -103,6 +104,10 @@ public:
   /// The last iteration whose updates the state has, mirrors included; none before the first, and
   /// where a failure has left only some of an iteration's.
   std::optional<int64_t> updated() const;
+
+  /// What each instruction of the last training iteration under the committed epoch did when.
+  /// Between iterations. Without lanes before the first, or where the device has no role.
+  ir::Timeline timeline() const;
 
   // Between iterations, on all devices of the job: ranks that each keep a range of a bucket gather
   // it for this, within the deadline.

@@ -19,6 +19,7 @@
 #include <array>
 #include <barrier>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <thread>
 
@@ -30,11 +31,9 @@ namespace {
 
 using Times = std::vector<double>;
 
-/// The lower quartile: what other programs take of the machine is not the call's.
-double typical(Times times) {
-  const size_t at = times.size() / 4;
-  std::nth_element(times.begin(), times.begin() + static_cast<ptrdiff_t>(at), times.end());
-  return times[at];
+/// An iteration is a sum of many calls, so that it has their slow moments too.
+double mean(const Times& times) {
+  return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
 }
 
 template <class Work> double seconds_of(Work&& work) {
@@ -198,8 +197,8 @@ void measure_chunk(Profile& profile) {
     backwards.push_back(seconds_of([&] { backward.run(); }));
     target.reset();
   }
-  profile.forward_chunk = typical(std::move(forwards));
-  profile.backward_chunk = typical(std::move(backwards));
+  profile.forward_chunk = mean(forwards);
+  profile.backward_chunk = mean(backwards);
 }
 
 /// Seconds of each call on the first device, while the others do the same.
@@ -253,7 +252,7 @@ Result<void> measure_time(const Model& model, const ProfileOptions& options, int
     CallSample& sample = profile.calls[c].samples.emplace_back(CallSample{.rows = rows});
     const auto beside = [&](Pass pass, double chunk) {
       const Times& its = times[c][static_cast<size_t>(pass)];
-      return its.empty() ? 0 : std::max(0.0, typical(its) - chunk);
+      return its.empty() ? 0 : std::max(0.0, mean(its) - chunk);
     };
     sample.forward = beside(Pass::Forward, profile.forward_chunk);
     sample.backward = beside(Pass::Backward, profile.backward_chunk);
@@ -263,30 +262,54 @@ Result<void> measure_time(const Model& model, const ProfileOptions& options, int
   return {};
 }
 
-/// Sums, copies and updates of arrays that don't fit a cache.
-void measure_arrays(const OptimizerSpec& optimizer, Profile& profile) {
+/// Sums, copies and updates of arrays that don't fit a cache, on every device at once. What is
+/// added or copied has just been written by another device, as in a collective.
+void measure_arrays(const ProfileOptions& options, Profile& profile) {
   constexpr int64_t kCount = 4 << 20;
   constexpr int kRounds = 9;
-  at::Tensor a = at::ones({kCount}), b = at::ones({kCount}), c = at::ones({kCount}),
-             d = at::ones({kCount});
-  const auto best = [&](auto&& work) {
-    Times times;
-    for (int round = 0; round < kRounds; ++round)
-      times.push_back(seconds_of(work));
-    return typical(std::move(times)) / static_cast<double>(kCount);
+  const auto devices = static_cast<size_t>(options.devices);
+  std::vector<std::array<at::Tensor, 4>> arrays(devices);
+  for (auto& of_device : arrays)
+    for (at::Tensor& array : of_device)
+      array = at::ones({kCount});
+  std::barrier meet(options.devices);
+  const auto sweep = [&](size_t device, Profile& figures) {
+    auto& own = arrays[device];
+    at::Tensor& written = arrays[(device + 1) % devices][1];
+    const auto seconds = [&](auto&& work) {
+      Times times;
+      for (int round = 0; round <= kRounds; ++round) {
+        own[1].fill_(1e-3);
+        meet.arrive_and_wait();
+        times.push_back(seconds_of(work));
+        meet.arrive_and_wait();
+      }
+      times.erase(times.begin()); // first touch
+      return mean(times) / static_cast<double>(kCount);
+    };
+    float* const data[] = {own[0].mutable_data_ptr<float>(), written.mutable_data_ptr<float>(),
+                           own[2].mutable_data_ptr<float>(), own[3].mutable_data_ptr<float>()};
+    figures.add = seconds([&] { own[0].add_(written); }) / sizeof(float);
+    figures.copy =
+        seconds([&] { std::memcpy(data[0], data[1], kCount * sizeof(float)); }) / sizeof(float);
+    const UpdateStep step{.lr = 1e-9};
+    const OptimizerSpec& spec = options.optimizer;
+    figures.update = seconds([&] {
+      if (spec.kind == OptimizerSpec::Kind::AdamW)
+        adamw(spec, step, data[0], own[1].mutable_data_ptr<float>(), data[2], data[3], kCount);
+      else
+        sgd(spec, step, data[0], own[1].mutable_data_ptr<float>(),
+            spec.momentum > 0 ? data[2] : nullptr, kCount);
+    });
   };
-  float* const data[] = {a.mutable_data_ptr<float>(), b.mutable_data_ptr<float>(),
-                         c.mutable_data_ptr<float>(), d.mutable_data_ptr<float>()};
-  profile.add = best([&] { a.add_(b); }) / sizeof(float);
-  profile.copy =
-      best([&] { std::memcpy(data[0], data[1], kCount * sizeof(float)); }) / sizeof(float);
-  const UpdateStep step{.lr = 1e-9};
-  profile.update = best([&] {
-    if (optimizer.kind == OptimizerSpec::Kind::AdamW)
-      adamw(optimizer, step, data[0], data[1], data[2], data[3], kCount);
-    else
-      sgd(optimizer, step, data[0], data[1], optimizer.momentum > 0 ? data[2] : nullptr, kCount);
-  });
+  std::vector<Profile> others(devices - 1);
+  std::vector<std::jthread> threads;
+  for (size_t d = 1; d < devices; ++d)
+    threads.emplace_back([&, d] {
+      at::set_num_threads(options.threads); // of this thread alone
+      sweep(d, others[d - 1]);
+    });
+  sweep(0, profile);
 }
 
 } // namespace
@@ -301,7 +324,7 @@ Result<Profile> profile_model(const Model& model, const ProfileOptions& options)
     measure_chunk(profile);
     for (int64_t rows : options.rows)
       PIPER_CHECK_OK(measure_time(model, options, rows, profile));
-    measure_arrays(options.optimizer, profile);
+    measure_arrays(options, profile);
     at::set_num_threads(threads);
   } catch (...) {
     return error_in_flight("profile");

@@ -9,8 +9,7 @@
 
 namespace piper::executor {
 
-/// A call at one number of rows. Seconds are lower quartiles, and without what a chunk costs by
-/// itself.
+/// A call at one number of rows. Seconds are means, and without what a chunk costs by itself.
 struct CallSample {
   int64_t rows = 0;
   double forward = 0, backward = 0;

@@ -39,7 +39,8 @@ struct Level {
   double bandwidth = 0; ///< bytes per second of one device, in each direction; 0: unlimited
   double uplink = 0;    ///< bytes per second that a unit exchanges with others, in each
                         ///< direction; 0: unlimited
-  bool hands_over = false; ///< a message hands over the tensor itself: latency alone
+  bool hands_over = false; ///< one address space: a message hands over its tensor, which takes the
+                           ///< latency alone, and collectives copy at CostModel::copy, on `cores`
   double cores = 0;        ///< devices of a unit that compute at full speed side by side; 0: all
   bool operator==(const Level&) const = default;
 };

@@ -38,7 +38,8 @@ struct CostModel {
   double iteration = 0;   ///< seconds that an iteration costs beside its instructions
   double update = 0;      ///< seconds an element that the optimizer updates
   double add = 0;         ///< seconds a byte of a sum: of Add, and of what a collective adds up
-  double copy = 0;        ///< seconds a byte that is copied within a device: inputs, moved state
+  double copy = 0;        ///< seconds a byte that is copied: inputs, moved state, and what
+                          ///< collectives move where Level::hands_over
   /// Arrays of the optimizer as long as the parameters: AdamW 2, SGD with momentum 1.
   int64_t moments = 2;
 

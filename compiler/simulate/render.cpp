@@ -3,9 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <map>
-
 namespace piper::compiler {
 
 using namespace ir;
@@ -71,28 +68,19 @@ Work work_of(Opcode op) {
   return Work::Other;
 }
 
-const Instruction& instruction_of(const Simulation& simulation, const PlanSet& plans,
-                                  const Span& span) {
-  const RoleId role = simulation.devices[span.device].role;
-  return plans.plans[role.value].instructions[span.instruction];
-}
-
-std::vector<Lane> lanes(const Simulation& simulation, const PlanSet& plans) {
-  std::map<std::pair<uint32_t, uint32_t>, Lane> by_stream;
-  for (const Span& span : simulation.spans)
-    if (span.end > span.start)
-      by_stream[{span.device, span.stream}].spans.push_back(&span);
-  std::vector<Lane> result;
-  for (auto& [key, lane] : by_stream) {
-    std::tie(lane.device, lane.stream) = key;
-    const DeviceReport& device = simulation.devices[lane.device];
-    const std::string& stream = plans.plans[device.role.value].streams[lane.stream];
-    lane.name = device.count == 1
-                    ? fmt::format("device {} {}", device.device, stream)
-                    : fmt::format("devices {} +{} {}", device.device, device.count - 1, stream);
-    std::sort(lane.spans.begin(), lane.spans.end(),
-              [](const Span* a, const Span* b) { return a->start < b->start; });
-    result.push_back(std::move(lane));
+std::vector<Row> rows(const Timeline& timeline) {
+  std::vector<Row> result;
+  for (const TimelineLane& lane : timeline.lanes) {
+    Row row{lane.device,
+            lane.count == 1
+                ? fmt::format("device {} {}", lane.device, lane.stream)
+                : fmt::format("devices {} +{} {}", lane.device, lane.count - 1, lane.stream),
+            {}};
+    for (const TimelineSpan& span : lane.spans)
+      if (span.end > span.start)
+        row.spans.push_back(&span);
+    if (!row.spans.empty())
+      result.push_back(std::move(row));
   }
   return result;
 }

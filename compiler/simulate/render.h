@@ -1,7 +1,7 @@
-// Pictures of a simulation.
+// Pictures of a timeline, a simulated or a measured one.
 #pragma once
 
-#include "compiler/simulate/simulate.h"
+#include "ir/timeline.h"
 
 #include <string>
 #include <string_view>
@@ -22,31 +22,25 @@ enum class Work : uint8_t {
 const char* to_string(Work work); ///< "forward", "backward for inputs", …
 Work work_of(ir::Opcode op);
 
-/// A row of a picture: the spans of one stream that take time, by their starts. Streams without any
-/// have no lane.
-struct Lane {
-  uint32_t device = 0; ///< index into Simulation::devices
-  uint32_t stream = 0;
+/// A row of a picture: the spans of a lane that take time. Lanes without any have no row.
+struct Row {
+  ir::DeviceIndex device = 0;
   std::string name; ///< "device 0 compute", "devices 0 +3 compute"
-  std::vector<const Span*> spans;
+  std::vector<const ir::TimelineSpan*> spans;
 };
-std::vector<Lane> lanes(const Simulation& simulation, const ir::PlanSet& plans);
-const ir::Instruction& instruction_of(const Simulation& simulation, const ir::PlanSet& plans,
-                                      const Span& span);
+std::vector<Row> rows(const ir::Timeline& timeline);
 /// "2.50 ms"
 std::string format_seconds(double seconds);
 
-/// For a terminal: a line a lane, `width` columns of time. Each span begins with its microbatch and
+/// For a terminal: a line a row, `width` columns of time. Each span begins with its microbatch and
 /// goes on in the shade of its kind, as a last line explains.
-std::string render_terminal(const Simulation& simulation, const ir::PlanSet& plans, int width);
+std::string render_terminal(const ir::Timeline& timeline, int width);
 
-/// An SVG document with a legend and an axis; hovering a span names it. `model` may be null.
-std::string render_svg(const Simulation& simulation, const ir::PlanSet& plans,
-                       const ir::ModelSpec* model, std::string_view title);
+/// An SVG document with a legend and an axis; hovering a span names it.
+std::string render_svg(const ir::Timeline& timeline, std::string_view title);
 
 /// The Trace Event Format of chrome://tracing and ui.perfetto.dev: a process a device, a thread a
-/// stream, an arrow a message. `model` may be null.
-std::string render_trace(const Simulation& simulation, const ir::PlanSet& plans,
-                         const ir::ModelSpec* model);
+/// stream, an arrow a message.
+std::string render_trace(const ir::Timeline& timeline);
 
 } // namespace piper::compiler

@@ -69,44 +69,42 @@ double axis_step(double last) {
 
 } // namespace
 
-std::string render_svg(const Simulation& simulation, const PlanSet& plans, const ModelSpec* model,
-                       std::string_view title) {
-  const std::vector<Lane> all = lanes(simulation, plans);
+std::string render_svg(const Timeline& timeline, std::string_view title) {
+  const std::vector<Row> all = rows(timeline);
   double last = 0;
-  for (const Lane& lane : all)
-    last = std::max(last, lane.spans.back()->end);
+  for (const Row& row : all)
+    last = std::max(last, row.spans.back()->end);
   const double scale = last > 0 ? (kWidth - kLeft - kRight) / last : 1;
 
   std::string body;
   auto out = std::back_inserter(body);
   double y = kTop;
   std::set<Work> used;
-  for (size_t l = 0; l < all.size(); ++l) {
-    const Lane& lane = all[l];
-    if (l > 0 && all[l - 1].device != lane.device)
+  for (size_t r = 0; r < all.size(); ++r) {
+    const Row& row = all[r];
+    if (r > 0 && all[r - 1].device != row.device)
       y += kGap;
-    const bool thin = std::all_of(lane.spans.begin(), lane.spans.end(), [&](const Span* span) {
-      return work_of(instruction_of(simulation, plans, *span).op) == Work::Communication;
+    const bool thin = std::all_of(row.spans.begin(), row.spans.end(), [&](const auto* span) {
+      return work_of(span->op) == Work::Communication;
     });
     const double height = thin ? kThin : kLane;
     fmt::format_to(out, "<text x=\"{:.0f}\" y=\"{:.1f}\" class=\"lane\">{}</text>\n", kLeft - 8,
-                   y + height / 2, escape(lane.name));
+                   y + height / 2, escape(row.name));
     fmt::format_to(out,
                    "<rect x=\"{:.0f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\" "
                    "class=\"idle\"/>\n",
                    kLeft, y, last * scale, height);
-    for (const Span* span : lane.spans) {
-      const Instruction& each = instruction_of(simulation, plans, *span);
-      const Work work = work_of(each.op);
+    for (const TimelineSpan* span : row.spans) {
+      const Work work = work_of(span->op);
       used.insert(work);
       const double x = kLeft + span->start * scale, width = (span->end - span->start) * scale;
       fmt::format_to(
           out,
           "<g><title>{} · {} to {}</title><rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" "
           "height=\"{:.0f}\" fill=\"{}\"/>",
-          escape(plans.name(simulation.devices[span->device].role, each, model)),
-          format_seconds(span->start), format_seconds(span->end), x, y, width, height, fill(work));
-      const std::string label = each.microbatch >= 0 ? std::to_string(each.microbatch) : "";
+          escape(span->name), format_seconds(span->start), format_seconds(span->end), x, y, width,
+          height, fill(work));
+      const std::string label = span->microbatch >= 0 ? std::to_string(span->microbatch) : "";
       if (!thin && !label.empty() && width > 7.0 * static_cast<double>(label.size()))
         fmt::format_to(out, "<text x=\"{:.2f}\" y=\"{:.1f}\" class=\"microbatch\">{}</text>",
                        x + width / 2, y + height / 2, label);

@@ -34,14 +34,14 @@ const char* shade(Work work) {
 
 } // namespace
 
-std::string render_terminal(const Simulation& simulation, const PlanSet& plans, int width) {
-  const std::vector<Lane> all = lanes(simulation, plans);
+std::string render_terminal(const Timeline& timeline, int width) {
+  const std::vector<Row> all = rows(timeline);
   size_t names = 0;
   double last = 0;
   std::set<Work> used;
-  for (const Lane& lane : all) {
-    names = std::max(names, lane.name.size());
-    last = std::max(last, lane.spans.back()->end);
+  for (const Row& row : all) {
+    names = std::max(names, row.name.size());
+    last = std::max(last, row.spans.back()->end);
   }
   const auto columns = static_cast<size_t>(std::max(width - static_cast<int>(names) - 2, 10));
   const auto column = [&](double time) {
@@ -49,20 +49,19 @@ std::string render_terminal(const Simulation& simulation, const PlanSet& plans, 
                     static_cast<size_t>(std::lround(time / last * static_cast<double>(columns))));
   };
   std::string text;
-  for (const Lane& lane : all) {
+  for (const Row& row : all) {
     std::vector<std::string> cells(columns, " ");
-    for (const Span* span : lane.spans) {
-      const Instruction& each = instruction_of(simulation, plans, *span);
-      used.insert(work_of(each.op));
+    for (const TimelineSpan* span : row.spans) {
+      const Work work = work_of(span->op);
+      used.insert(work);
       const size_t from = column(span->start), to = column(span->end);
-      std::string label = each.microbatch >= 0 ? std::to_string(each.microbatch) : "";
+      std::string label = span->microbatch >= 0 ? std::to_string(span->microbatch) : "";
       if (label.size() > to - from)
         label.clear();
       for (size_t c = from; c < to; ++c)
-        cells[c] =
-            c - from < label.size() ? std::string(1, label[c - from]) : shade(work_of(each.op));
+        cells[c] = c - from < label.size() ? std::string(1, label[c - from]) : shade(work);
     }
-    std::string line = fmt::format("{:<{}}  ", lane.name, names);
+    std::string line = fmt::format("{:<{}}  ", row.name, names);
     for (const std::string& cell : cells)
       line += cell;
     text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";

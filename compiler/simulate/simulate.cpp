@@ -150,7 +150,7 @@ public:
 private:
   // What happens when a timer or a flow ends.
   struct Action {
-    enum class Kind : uint8_t { Begin, Finish, Move, Arrive, Phase, PhaseBytes } kind;
+    enum class Kind : uint8_t { Begin, Finish, Move, Arrive, Phase, PhaseWork, PhaseBytes } kind;
     uint32_t which; ///< a stream, message or gathering
   };
   struct Timer {
@@ -224,8 +224,13 @@ private:
     case Opcode::Update:
     case Opcode::UpdateMirror:
       return costs_.update * static_cast<double>(owned(each));
-    case Opcode::ZeroGrads:
-      return costs_.copy * bucket_bytes(plans_, each);
+    case Opcode::Gather: // its own part, among those of the others
+      return costs_.copy * owned_bytes(each);
+    case Opcode::ReduceScatter: // to what earlier microbatches left in a shard of gradients
+      return plans_.buckets[each.buckets.at(0).value].shard_grads ? costs_.add * owned_bytes(each)
+                                                                  : 0;
+    case Opcode::ZeroGrads: // it writes and does not read
+      return costs_.copy / 2 * bucket_bytes(plans_, each);
     case Opcode::Offload:
     case Opcode::Fetch: {
       const auto bytes = static_cast<double>(layout.moved(index));
@@ -242,9 +247,7 @@ private:
     case Opcode::SendMirror:
     case Opcode::RecvMirror:
     case Opcode::AllReduce:
-    case Opcode::ReduceScatter:
     case Opcode::AllGather:
-    case Opcode::Gather:
     case Opcode::Release:
     case Opcode::Redistribute:
     case Opcode::Commit:
@@ -261,13 +264,17 @@ private:
   int64_t owned(const Instruction& each) const {
     return plans_.buckets[each.buckets.at(0).value].shard_numel();
   }
+  double owned_bytes(const Instruction& each) const {
+    return static_cast<double>(owned(each) *
+                               size_of(plans_.buckets[each.buckets.at(0).value].dtype));
+  }
   /// What a send sends.
   double message_bytes(const Plan& plan, const Instruction& each) const {
     if (each.op == Opcode::Send)
       return slot_bytes(plan, each.inputs.at(0));
     if (each.op == Opcode::SendState)
       return state_bytes(each.target);
-    return static_cast<double>(owned(each) * size_of(plans_.buckets[each.buckets[0].value].dtype));
+    return owned_bytes(each);
   }
   static bool sends(Opcode op) {
     return op == Opcode::Send || op == Opcode::SendState || op == Opcode::SendMirror;
@@ -363,6 +370,9 @@ private:
     case Action::Kind::Phase:
       start_phase(its.which);
       break;
+    case Action::Kind::PhaseWork:
+      work_on_phase(its.which);
+      break;
     case Action::Kind::PhaseBytes:
       move_phase(its.which);
       break;
@@ -406,26 +416,25 @@ private:
     if (!waits)
       device.memory.begin(stream.list[stream.next]);
     const double total = costs_.instruction / device.speed + work;
-    if (waits)
-      after(total, Action::Kind::Begin, s);
-    else if (work == 0 || !share_cores(stream.device, total, s))
-      after(total, Action::Kind::Finish, s);
+    const Action::Kind next = waits ? Action::Kind::Begin : Action::Kind::Finish;
+    std::vector<Fluid::Use> cores;
+    if (work > 0)
+      use_cores(cores, stream.device, total);
+    if (cores.empty())
+      after(total, next, s);
+    else
+      fluid_.start(now_, total, std::move(cores), action(next, s));
   }
 
-  /// Starts work on cores that devices share; false if they share none.
-  bool share_cores(uint32_t device, double total, uint32_t s) {
-    std::vector<Fluid::Use> uses;
+  /// What `seconds` of a device's work take of cores that devices share, if they share any.
+  void use_cores(std::vector<Fluid::Use>& uses, uint32_t device, double seconds) {
     for (size_t l = 0; l < cluster_.levels.size(); ++l)
-      if (cluster_.levels[l].cores > 0) {
+      if (cluster_.levels[l].cores > 0 && seconds > 0) {
         const double sharers = classes_.in_unit[l][device];
         uses.push_back(
             {resource(Resource::Cores, l, classes_.unit[l][device], cluster_.levels[l].cores),
-             total * sharers, sharers});
+             seconds * sharers, sharers});
       }
-    if (uses.empty())
-      return false;
-    fluid_.start(now_, total, std::move(uses), action(Action::Kind::Finish, s));
-    return true;
   }
 
   /// A receive or a collective comes to where it waits for others.
@@ -586,11 +595,30 @@ private:
       }
       return;
     }
+    after(its.plan->phases[its.phase].latency, Action::Kind::PhaseWork, g);
+  }
+
+  /// What members do themselves: sums, and copies where they share an address space. All go at the
+  /// pace of the slowest.
+  void work_on_phase(uint32_t g) {
+    Gathering& its = gatherings_[g];
     const Phase& phase = its.plan->phases[its.phase];
-    double add = 0; // all add up at the pace of the slowest member
-    for (uint32_t device : *its.members)
-      add = std::max(add, costs_.add / devices_[device].speed);
-    after(phase.latency + phase.added * its.bytes * add, Action::Kind::PhaseBytes, g);
+    double longest = 0;
+    std::vector<Fluid::Use> cores;
+    for (uint32_t device : *its.members) {
+      double work = phase.added * costs_.add;
+      for (const PortUse& use : phase.members[place(its, devices_[device].index)])
+        if (cluster_.levels[use.level].hands_over)
+          work += use.in * costs_.copy;
+      work *= its.bytes / devices_[device].speed;
+      longest = std::max(longest, work);
+      use_cores(cores, device, work);
+    }
+    join(cores);
+    if (cores.empty())
+      after(longest, Action::Kind::PhaseBytes, g);
+    else
+      fluid_.start(now_, longest, std::move(cores), action(Action::Kind::PhaseBytes, g));
   }
 
   /// Of a member in its own team: teams of one number use links alike.

@@ -30,6 +30,11 @@ class Control(ProgramTest):
         self.assertEqual(status["strategy"], "dp:2")
         self.assertEqual(len(status["devices"]), 2)
 
+        while json.loads(self.piper("ctl", "--connect", address, "status").stdout)["iterations"] < 1:
+            pass
+        trace = json.loads(self.piper("ctl", "--connect", address, "timeline").stdout)
+        self.assertEqual({e["pid"] for e in trace["traceEvents"]}, {0, 1})
+
         strategy = self.write("pipeline.json", [{"op": "schedule", "name": "1f1b:2",
                                                  "microbatches": 4}])
         self.piper("ctl", "--connect", address, "apply", strategy)

@@ -1,7 +1,8 @@
 """Training in one process: the report, the change of strategy, the errors."""
+import json
 import math
 
-from program import DONE, FAILED, TINY, ProgramTest, losses, main
+from program import DONE, FAILED, TINY, WRONG_INPUT, ProgramTest, losses, main
 
 
 class Train(ProgramTest):
@@ -120,6 +121,21 @@ class Train(ProgramTest):
         self.assertEqual(list(self.folder.glob("*offload*")), [])
         self.refused("train", *TINY, "--strategy", strategy, "--offload-dir",
                      self.folder / "none", says=["none", "No such file"], code=FAILED)
+
+    def test_timeline(self):
+        trace, picture = self.folder / "trace.json", self.folder / "iteration.svg"
+        self.train("--strategy", "1f1b:2", "--microbatches", "4", "--iters", "3", "--trace", trace,
+                   "--svg", picture)
+        events = json.loads(trace.read_text())["traceEvents"]
+        for device in 0, 1:
+            passes = [e["name"].split()[0] for e in events if e["ph"] == "X" and
+                      e["pid"] == device and e["cat"] in ("forward", "backward")]
+            self.assertEqual(passes.count("F"), 4)
+            self.assertEqual(passes.count("B"), 4)
+        self.assertIn("<title>B ", picture.read_text())
+        self.refused("train", *TINY, "--strategy", "single", "--iters", "1", "--trace",
+                     self.folder / "none" / "trace.json", says=["none/trace.json", "--trace"],
+                     code=WRONG_INPUT)
 
     def test_unwritable_report(self):
         self.refused("train", *TINY, "--strategy", "single", "--iters", "1", "--report",

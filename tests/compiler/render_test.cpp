@@ -1,5 +1,6 @@
 // The pictures of a simulation: that they show what it says.
 #include "compiler/simulate/render.h"
+#include "compiler/simulate/timeline.h"
 #include "tests/compiler/models.h"
 
 #include <nlohmann/json.hpp>
@@ -17,27 +18,19 @@ using namespace piper::test;
 
 namespace {
 
-struct Picture {
-  std::shared_ptr<const ModelSpec> model;
-  PlanSet plans;
-  Simulation simulation;
-};
-
 /// Two stages, two microbatches, F = 1, B = 2, a message takes 1.
-Picture two_stages() {
-  Picture picture;
-  picture.model = chain(2, 2);
-  picture.plans = compile_ok(picture.model, Strategy().schedule("1f1b:2", 2)).plans;
+Timeline two_stages() {
+  const auto model = chain(2, 2);
+  const PlanSet plans = compile_ok(model, Strategy().schedule("1f1b:2", 2)).plans;
   CostModel costs;
-  for (const ModelCall& call : picture.model->calls)
+  for (const ModelCall& call : model->calls)
     costs.calls.push_back(call.name == "loss" ? CallCost{}
                                               : CallCost{.forward = {1, 0}, .backward = {2, 0}});
   Cluster cluster;
   cluster.levels = {{.name = "link", .bandwidth = 64}};
-  auto simulation = simulate(picture.plans, *picture.model, costs, cluster);
+  const auto simulation = simulate(plans, *model, costs, cluster);
   REQUIRE(simulation.ok());
-  picture.simulation = *std::move(simulation);
-  return picture;
+  return timeline_of(*simulation, plans, model.get());
 }
 
 size_t count(const std::string& text, const std::string& what) {
@@ -50,9 +43,8 @@ size_t count(const std::string& text, const std::string& what) {
 } // namespace
 
 TEST_CASE("the terminal shows each stream as in the schedule's figure") {
-  const Picture picture = two_stages();
   // 11 and a barrier of an eighth in 89 columns: 8 of them a second.
-  const std::string text = render_terminal(picture.simulation, picture.plans, 89 + 18);
+  const std::string text = render_terminal(two_stages(), 89 + 18);
   CHECK(
       text ==
       "device 0 compute  "
@@ -68,12 +60,11 @@ TEST_CASE("the terminal shows each stream as in the schedule's figure") {
 }
 
 TEST_CASE("the SVG has a shape for every span, and names it") {
-  const Picture picture = two_stages();
-  const std::string svg =
-      render_svg(picture.simulation, picture.plans, picture.model.get(), "1f1b:2 <& more>");
+  const Timeline timeline = two_stages();
+  const std::string svg = render_svg(timeline, "1f1b:2 <& more>");
   size_t spans = 0;
-  for (const Lane& lane : lanes(picture.simulation, picture.plans))
-    spans += lane.spans.size();
+  for (const Row& row : rows(timeline))
+    spans += row.spans.size();
   CHECK(spans == 8 + 4 + 2); // passes, messages, the barrier on both
   CHECK(count(svg, "<title>") == spans);
   CHECK(svg.find("<title>F lin0 @1 · 1.000 s to 2.000 s</title>") != std::string::npos);
@@ -106,7 +97,8 @@ TEST_CASE("the pictures in docs/schedules") {
     const auto compiled = compile_ok(model, Strategy().schedule(std::string(name) + ":4", 8));
     const auto simulation = simulate(compiled.plans, *model, costs, cluster);
     REQUIRE(simulation.ok());
-    const std::string svg = render_svg(*simulation, compiled.plans, model.get(), title);
+    const std::string svg =
+        render_svg(timeline_of(*simulation, compiled.plans, model.get()), title);
     const std::string path = std::string(PIPER_SOURCE_DIR) + "/docs/schedules/" + name + ".svg";
     if (std::getenv("PIPER_UPDATE_GOLDEN"))
       std::ofstream(path) << svg;
@@ -116,15 +108,17 @@ TEST_CASE("the pictures in docs/schedules") {
 }
 
 TEST_CASE("the trace holds every span and message") {
-  const Picture picture = two_stages();
-  const auto trace =
-      nlohmann::json::parse(render_trace(picture.simulation, picture.plans, picture.model.get()));
+  const Timeline timeline = two_stages();
+  const auto trace = nlohmann::json::parse(render_trace(timeline));
+  ptrdiff_t spans = 0;
+  for (const TimelineLane& lane : timeline.lanes)
+    spans += static_cast<ptrdiff_t>(lane.spans.size());
   const auto& events = trace.at("traceEvents");
   const auto with_phase = [&](const char* phase) {
     return std::count_if(events.begin(), events.end(),
                          [&](const auto& event) { return event.at("ph") == phase; });
   };
-  CHECK(with_phase("X") == static_cast<ptrdiff_t>(picture.simulation.spans.size()));
+  CHECK(with_phase("X") == spans);
   CHECK(with_phase("s") == 4);
   CHECK(with_phase("f") == 4);
   const auto found = std::find_if(events.begin(), events.end(), [](const auto& event) {

@@ -13,20 +13,18 @@ ControlVerbs verbs() {
   ControlVerbs verbs;
   verbs.status = [] { return std::string(R"({"iterations":3})"); };
   verbs.stop = [] {};
-  verbs.apply = [](std::string, std::string, std::function<void(Result<std::string>)> done) {
-    done(std::string("{}"));
-  };
+  verbs.apply = [](std::string, std::string, ControlVerbs::Done done) { done(std::string("{}")); };
+  verbs.timeline = [](ControlVerbs::Done done) { done(std::string("[]")); };
   return verbs;
 }
 } // namespace
 
-TEST_CASE("the page answers status, apply and stop") {
+TEST_CASE("the page answers status, timeline, apply and stop") {
   auto with = verbs();
   std::string got;
   bool stopped = false;
   with.stop = [&] { stopped = true; };
-  with.apply = [&](std::string name, std::string body,
-                   std::function<void(Result<std::string>)> done) {
+  with.apply = [&](std::string name, std::string body, ControlVerbs::Done done) {
     got = name + ": " + body;
     std::thread([done] { done(std::string(R"({"epoch":1})")); }).detach();
   };
@@ -38,6 +36,7 @@ TEST_CASE("the page answers status, apply and stop") {
   CHECK(got == "two.json: [1, 2]");
   CHECK(control_request(at, "apply", "[3]").ok());
   CHECK(got == "control: [3]");
+  CHECK(*control_request(at, "timeline") == "[]");
   CHECK(control_request(at, "stop").ok());
   CHECK(stopped);
 }
@@ -45,10 +44,10 @@ TEST_CASE("the page answers status, apply and stop") {
 TEST_CASE("a change that fails comes back as it was") {
   auto with = verbs();
   Error error{ErrorKind::OutOfMemory, "too big", "device 1", "use more"};
-  with.apply = [&](std::string, std::string, std::function<void(Result<std::string>)> done) {
-    done(error);
-  };
+  with.apply = [&](std::string, std::string, ControlVerbs::Done done) { done(error); };
+  with.timeline = [&](ControlVerbs::Done done) { done(error); };
   auto page = ControlPage::open("127.0.0.1:0", with);
+  CHECK(control_request((*page)->address(), "timeline").error() == error);
   CHECK(control_request((*page)->address(), "apply", "[]").error() == error);
 }
 
@@ -63,9 +62,7 @@ TEST_CASE("asking in vain") {
 TEST_CASE("a page that is slow is not waited for without end") {
   auto with = verbs();
   std::function<void(Result<std::string>)> later;
-  with.apply = [&](std::string, std::string, std::function<void(Result<std::string>)> done) {
-    later = std::move(done);
-  };
+  with.apply = [&](std::string, std::string, ControlVerbs::Done done) { later = std::move(done); };
   auto page = ControlPage::open("127.0.0.1:0", with);
   auto answer =
       control_request((*page)->address(), "apply", "[]", {}, std::chrono::milliseconds(100));

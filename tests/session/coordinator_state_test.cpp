@@ -512,6 +512,41 @@ TEST_CASE("evaluation, digest and parameters are answered between iterations") {
   CHECK(job.only<action::GatherDone>().result.ok());
 }
 
+TEST_CASE("a timeline is that of all devices, on one axis") {
+  Job job;
+  job.started();
+  job.take(job.state.timeline(job.now, 3));
+  const auto asked = job.sent.front();
+  REQUIRE(asked.op.kind == OpKind::Timeline);
+  const auto answer = [&](DeviceIndex device, ir::Timeline timeline) {
+    job.take(job.state.report(
+        job.now, {.device = device, .seq = asked.op.seq, .timeline = std::move(timeline)}));
+  };
+  const auto with_span = [](DeviceIndex device, int64_t origin) {
+    ir::Timeline timeline{origin, {{device, 1, "compute", {}}}, {}};
+    timeline.lanes[0].spans.push_back({"F", ir::Opcode::Forward, 0, 1, 2});
+    return timeline;
+  };
+  SECTION("whole") {
+    answer(0, with_span(0, 3'000'000'000));
+    answer(1, with_span(1, 2'500'000'000));
+    const auto timeline = *job.only<action::TimelineDone>().result;
+    CHECK(timeline.origin == 2'500'000'000);
+    REQUIRE(timeline.lanes.size() == 2);
+    CHECK(timeline.lanes[0].spans[0].start == 1.5);
+    CHECK(timeline.lanes[1].spans[0].start == 1);
+  }
+  SECTION("of no iteration there is none, and the session goes on") {
+    answer(0, {});
+    answer(1, {});
+    const Error error = job.only<action::TimelineDone>().result.error();
+    CHECK(error.kind == ErrorKind::User);
+    CHECK(error.message == "no iteration has been run under it yet");
+    job.take(job.state.run(job.now, 4, 1));
+    CHECK(job.sent.back().op.kind == OpKind::Run);
+  }
+}
+
 TEST_CASE("shutting down answers everything") {
   Job job;
   job.started();

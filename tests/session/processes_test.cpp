@@ -136,6 +136,9 @@ TEST_CASE("two processes train as one, change, and say goodbye") {
   auto session = open("1f1b:2", with);
   CHECK(session->listen_address() == with.listen);
   auto all = losses(*session, 4);
+  const auto timeline = session->timeline();
+  REQUIRE(timeline.ok());
+  check_timeline(*timeline);
   auto change = session->apply(named("dp:2"));
   if (!change.ok())
     FAIL(change.error().to_string());

@@ -70,6 +70,26 @@ TEST_CASE("every layout has the losses, the parameters and the digest of one dev
   CHECK(*digest != *a->parameters_digest());
 }
 
+TEST_CASE("a timeline says what each device did in the last iteration") {
+  auto session = open("1f1b:2", options(2));
+  CHECK(session->timeline().error().kind == ErrorKind::User); // there has been none
+  losses(*session, 3);
+  const auto timeline = session->timeline();
+  REQUIRE(timeline.ok());
+  check_timeline(*timeline);
+  const auto again = session->timeline();
+  const auto took = [](const ir::TimelineSpan& span) { return span.end - span.start; };
+  for (size_t s = 0; s < timeline->lanes[0].spans.size(); ++s)
+    CHECK(took(again->lanes[0].spans[s]) == Approx(took(timeline->lanes[0].spans[s])).margin(1e-9));
+  losses(*session, 1);
+  CHECK(session->timeline()->origin > timeline->origin);
+
+  REQUIRE(session->apply(named("dp:2")).ok());
+  CHECK(session->timeline().error().where == "dp:2");
+  losses(*session, 1);
+  CHECK(session->timeline().ok());
+}
+
 TEST_CASE("evaluation follows every k iterations, and comes when asked for") {
   auto with = options(2);
   with.eval_every = 2;

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <map>
 #include <stdexcept>
 #include <thread>
 
@@ -51,6 +52,34 @@ std::vector<double> losses(Session& session, int64_t iterations) {
 
 std::vector<double> undisturbed(int64_t iterations, const std::string& strategy) {
   return losses(*open(strategy, options(2)), iterations);
+}
+
+void check_timeline(const ir::Timeline& timeline) {
+  std::map<std::pair<ir::DeviceIndex, int32_t>, ir::TimelineSpan> forwards, backwards;
+  double latest = 0;
+  for (const ir::TimelineLane& lane : timeline.lanes) {
+    double free = 0;
+    for (const ir::TimelineSpan& span : lane.spans) {
+      INFO("device " << lane.device << ", " << span.name);
+      CHECK(span.start >= free);
+      CHECK(span.end >= span.start);
+      free = span.end;
+      if (span.op == ir::Opcode::Forward)
+        forwards[{lane.device, span.microbatch}] = span;
+      else if (span.op == ir::Opcode::Backward)
+        backwards[{lane.device, span.microbatch}] = span;
+    }
+    latest = std::max(latest, free);
+  }
+  CHECK(timeline.end() == latest);
+  CHECK(timeline.origin > 0);
+  REQUIRE(forwards.size() == 4);
+  REQUIRE(backwards.size() == 4);
+  for (int32_t m : {0, 1}) {
+    CHECK(forwards[{1, m}].start > forwards[{0, m}].end);
+    CHECK(backwards[{1, m}].start > forwards[{1, m}].end);
+    CHECK(backwards[{0, m}].start > backwards[{1, m}].end);
+  }
 }
 
 bool close(const std::vector<double>& a, const std::vector<double>& b) {

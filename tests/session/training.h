@@ -25,6 +25,9 @@ std::vector<double> losses(Session& session, int64_t iterations);
 std::vector<double> undisturbed(int64_t iterations, const std::string& strategy = "single");
 /// Waits until `count` changes wait for their turn; fails the test if they never do.
 void wait_for_changes(const Session& session, size_t count);
+/// Of a pipeline of two stages: spans in order, and none before what it depends on, on either
+/// device.
+void check_timeline(const ir::Timeline& timeline);
 /// Equal but for the order of sums.
 bool close(const std::vector<double>& a, const std::vector<double>& b);
 /// The largest, of any element.

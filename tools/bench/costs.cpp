@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 namespace piper::cli {
@@ -16,7 +17,7 @@ using Rows = std::vector<transport::BenchRow>;
 
 Result<Rows> measure_loopback() {
   constexpr ir::DeviceIndex kDevices[] = {0, 1};
-  constexpr size_t kSizes[] = {8, 8 << 20};
+  constexpr size_t kSizes[] = {8};
   transport::LoopbackFabric fabric(kDevices);
   std::optional<Result<Rows>> other;
   std::thread second([&] {
@@ -27,35 +28,25 @@ Result<Rows> measure_loopback() {
   return rows;
 }
 
-double seconds_of(const Rows& rows, std::string_view op, bool largest) {
-  double seconds = 0;
-  size_t bytes = 0;
+/// Of the smallest message.
+double latency_of(const Rows& rows) {
+  const transport::BenchRow* smallest = nullptr;
   for (const auto& row : rows)
-    if (row.op == op && (bytes == 0 || (row.bytes > bytes) == largest)) {
-      bytes = row.bytes;
-      seconds = row.median_seconds;
-    }
-  return seconds;
+    if (row.op == "ping_pong" && (!smallest || row.bytes < smallest->bytes))
+      smallest = &row;
+  return smallest ? smallest->median_seconds : 0;
 }
 
-/// Within a process a message hands over its tensor, so the bandwidth is that of collectives: what
-/// they take beyond latency and sums.
-compiler::Level level_within(const Rows& rows, double add) {
+compiler::Level level_within(const Rows& rows) {
   compiler::Level level{.name = "process"};
-  level.latency = seconds_of(rows, "ping_pong", false);
+  level.latency = latency_of(rows);
   level.hands_over = true;
-  const auto bytes = static_cast<double>(
-      std::max_element(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
-        return a.bytes < b.bytes;
-      })->bytes);
-  const double moving = seconds_of(rows, "all_reduce", true) - 2 * level.latency - bytes / 2 * add;
-  level.bandwidth = moving > 0 ? bytes / moving : 0;
   return level;
 }
 
 compiler::Level level_between(const Rows& rows) {
   compiler::Level level{.name = "machine"};
-  level.latency = seconds_of(rows, "ping_pong", false);
+  level.latency = latency_of(rows);
   for (const auto& row : rows)
     if (row.op == "stream")
       level.bandwidth =
@@ -96,15 +87,18 @@ compiler::CostModel to_costs(const executor::Profile& profile, const ir::ModelSp
 
 } // namespace
 
+std::vector<int64_t> rows_of(const ir::PlanSet& plans) {
+  std::set<int64_t> rows;
+  for (size_t g = 0; g < plans.groups.size(); ++g)
+    rows.insert(plans.rows(ir::GroupId(g)));
+  return {rows.begin(), rows.end()};
+}
+
 std::vector<int64_t> rows_to_measure(const ir::ModelSpec& model, const ir::PlanSet& plans) {
-  std::vector<int64_t> rows;
-  for (size_t g = 0; g < plans.groups.size(); ++g) {
-    const int64_t its = plans.rows(ir::GroupId(g));
-    rows.insert(rows.end(), {std::max<int64_t>(1, its / 2), its, std::min(model.batch, 2 * its)});
-  }
-  std::sort(rows.begin(), rows.end());
-  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-  return rows;
+  std::set<int64_t> rows;
+  for (int64_t its : rows_of(plans))
+    rows.insert({std::max<int64_t>(1, its / 2), its, std::min(model.batch, 2 * its)});
+  return {rows.begin(), rows.end()};
 }
 
 Result<MeasuredCosts> measure_costs(const Model& model, const SessionOptions& session,
@@ -132,7 +126,7 @@ Result<MeasuredCosts> measure_costs(const Model& model, const SessionOptions& se
       fmt::format("measured with {} rows, {} threads a device, {} devices side by side",
                   fmt::join(options.rows, ", "), options.threads, options.devices);
   PIPER_TRY(const Rows within, measure_loopback());
-  measured.cluster.levels = {level_within(within, measured.costs.add)};
+  measured.cluster.levels = {level_within(within)};
   if (between) {
     measured.cluster.levels[0].devices = devices_per_process;
     measured.cluster.levels.push_back(level_between(*between));

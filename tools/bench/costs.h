@@ -21,7 +21,10 @@ struct MeasuredCosts {
 
 inline constexpr std::chrono::milliseconds kTimePerLinkRow{150}; ///< for each size of a message
 
-/// Rows of a microbatch to measure for these plans: theirs, half and twice as many.
+/// Rows of a microbatch in these plans, ascending.
+std::vector<int64_t> rows_of(const ir::PlanSet& plans);
+/// Rows to measure so that costs are known for these plans and around them: theirs, half and twice
+/// as many.
 std::vector<int64_t> rows_to_measure(const ir::ModelSpec& model, const ir::PlanSet& plans);
 
 /// Measures calls with each of `rows`, for about `time` each, as many devices side by side as cores

@@ -278,7 +278,7 @@ void add_overlap_bench(CLI::App& bench, const Registry& registry, int& exit_code
 struct SimulateBenchFlags {
   Job job;
   SimulateBenchmark benchmark;
-  int64_t milliseconds = 1500;
+  int64_t milliseconds = 500;
   int64_t microbatches = 0;
 };
 
@@ -286,8 +286,6 @@ Result<void> run_simulate_bench(const Registry& registry, CLI::App& verb,
                                 SimulateBenchFlags& flags) {
   PIPER_CHECK_OK(flags.job.read_config(verb));
   SimulateBenchmark& b = flags.benchmark;
-  if (b.unmeasured >= b.iterations)
-    return user_error("no iteration is left to measure", "--unmeasured");
   flags.job.devices = 1; // each strategy names its own
   PIPER_TRY(b.session, flags.job.session_options());
   b.model = [&] { return flags.job.build_model(registry); };
@@ -313,10 +311,10 @@ void add_simulate_bench(CLI::App& bench, const Registry& registry, int& exit_cod
   option("--strategies", b.expressions, "Comma separated")->delimiter(',');
   option("--microbatches", flags->microbatches, "Of each strategy; 0: the builder's choice")
       ->check(CLI::NonNegativeNumber);
-  option("--iters", b.iterations, "Of each run")->check(CLI::PositiveNumber);
-  option("--unmeasured", b.unmeasured, "Iterations that do not count")
+  option("--iters", b.iterations, "Of each turn")->check(CLI::PositiveNumber);
+  option("--unmeasured", b.unmeasured, "Iterations before the first turn")
       ->check(CLI::NonNegativeNumber);
-  option("--rounds", b.rounds, "Of measuring calls and then iterations")
+  option("--rounds", b.rounds, "Turns of iterations and of measuring calls")
       ->check(CLI::PositiveNumber);
   option("--time", flags->milliseconds, "Milliseconds of measuring calls, about")
       ->check(CLI::PositiveNumber);

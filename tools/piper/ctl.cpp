@@ -36,6 +36,10 @@ void add_ctl(CLI::App& program, int& exit_code) {
   verb->add_subcommand("status", "Print what it does, as JSON")->callback([flags, &exit_code] {
     exit_code = ask(*flags, "status");
   });
+  verb->add_subcommand("timeline",
+                       "Print what each device did in the last iteration, for chrome://tracing or "
+                       "ui.perfetto.dev")
+      ->callback([flags, &exit_code] { exit_code = ask(*flags, "timeline"); });
   verb->add_subcommand("stop", "End it after the current iteration")->callback([flags, &exit_code] {
     exit_code = ask(*flags, "stop");
   });

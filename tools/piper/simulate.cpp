@@ -1,6 +1,7 @@
 #include "compiler/compile.h"
 #include "compiler/simulate/ablate.h"
 #include "compiler/simulate/render.h"
+#include "compiler/simulate/timeline.h"
 #include "tools/piper/ablations.h"
 #include "tools/piper/files.h"
 #include "tools/piper/job.h"
@@ -230,18 +231,16 @@ Result<void> run_simulate(const Registry& registry, CLI::App& verb, SimulateFlag
   print_report(its, strategy.name);
   if (flags.statistics)
     fmt::print("\n{}", passes_table(its.compiled.passes));
-  const ir::PlanSet& plans = its.compiled.plans;
+  const ir::Timeline timeline =
+      compiler::timeline_of(its.simulation, its.compiled.plans, model.spec.get());
   if (flags.timeline)
-    fmt::print("\n{}", compiler::render_terminal(its.simulation, plans,
+    fmt::print("\n{}", compiler::render_terminal(timeline,
                                                  flags.width > 0 ? flags.width : terminal_width()));
   if (!flags.svg_file.empty())
-    PIPER_CHECK_OK(write_file(
-        flags.svg_file,
-        compiler::render_svg(its.simulation, plans, model.spec.get(), strategy.name), "--svg"));
+    PIPER_CHECK_OK(
+        write_file(flags.svg_file, compiler::render_svg(timeline, strategy.name), "--svg"));
   if (!flags.trace_file.empty())
-    PIPER_CHECK_OK(write_file(flags.trace_file,
-                              compiler::render_trace(its.simulation, plans, model.spec.get()),
-                              "--trace"));
+    PIPER_CHECK_OK(write_file(flags.trace_file, compiler::render_trace(timeline), "--trace"));
   if (!flags.json_file.empty())
     PIPER_CHECK_OK(write_file(flags.json_file, to_json(its, strategy.name), "--json"));
   return {};

@@ -1,5 +1,7 @@
+#include "compiler/simulate/render.h"
 #include "tools/piper/ablations.h"
 #include "tools/piper/console.h"
+#include "tools/piper/files.h"
 #include "tools/piper/job.h"
 #include "tools/piper/processes.h"
 #include "tools/piper/report.h"
@@ -64,7 +66,7 @@ struct TrainFlags {
   std::string collective;
   int64_t iterations = 10;
   std::vector<std::string> at;
-  std::string report_file, control;
+  std::string report_file, trace_file, svg_file, control;
   bool verbose = false;
 };
 
@@ -113,6 +115,14 @@ Result<void> train(Session& session, const TrainFlags& flags,
   }
   PIPER_TRY(std::string digest, session.parameters_digest());
   report.set_digest(std::move(digest));
+  if (!flags.trace_file.empty() || !flags.svg_file.empty()) {
+    PIPER_TRY(const ir::Timeline timeline, session.timeline());
+    if (!flags.trace_file.empty())
+      PIPER_CHECK_OK(write_file(flags.trace_file, compiler::render_trace(timeline), "--trace"));
+    if (!flags.svg_file.empty())
+      PIPER_CHECK_OK(write_file(
+          flags.svg_file, compiler::render_svg(timeline, session.metrics().strategy), "--svg"));
+  }
   if (failed_change)
     return *failed_change;
   return {};
@@ -189,6 +199,10 @@ void add_train(CLI::App& program, const Registry& registry, int& exit_code) {
       ->capture_default_str()
       ->group("Training");
   verb->add_option("--report", flags->report_file, "Write what was done here, as JSON");
+  verb->add_option("--trace", flags->trace_file,
+                   "Write here what each device did in the last iteration, for chrome://tracing or "
+                   "ui.perfetto.dev");
+  verb->add_option("--svg", flags->svg_file, "The same as a picture");
   verb->add_option("--control", flags->control, "HOST:PORT at which `piper ctl` is answered");
   verb->add_flag("--verbose", flags->verbose, "Show the whole log");
   verb->callback([verb, flags, &registry, &exit_code] {

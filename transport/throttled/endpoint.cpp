@@ -1,6 +1,7 @@
 #include "transport/throttled/endpoint.h"
 
 #include "transport/errors.h"
+#include "transport/prompt.h"
 
 #include <algorithm>
 #include <fmt/format.h>
@@ -20,6 +21,7 @@ ThrottledEndpoint::~ThrottledEndpoint() {
 }
 
 void ThrottledEndpoint::deliver() {
+  wake_promptly();
   std::unique_lock lock(mutex_);
   for (;;) {
     queued_.wait(lock, [&] { return stop_ || !underway_.empty(); });

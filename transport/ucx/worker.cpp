@@ -1,5 +1,7 @@
 #include "transport/ucx/worker.h"
 
+#include "transport/prompt.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -545,6 +547,7 @@ void UcxWorker::hand_over() {
 }
 
 void UcxWorker::run_background() {
+  wake_promptly();
   std::unique_lock guard(background_mutex_);
   while (!stop_) {
     background_wake_.wait_for(guard, kTick, [&] { return stop_ || background_wanted_; });
