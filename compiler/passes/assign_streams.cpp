@@ -1,5 +1,9 @@
 #include "compiler/passes/assign_streams.h"
 
+#include <fmt/format.h>
+
+#include <string_view>
+
 namespace piper::compiler {
 
 using namespace ir;
@@ -11,8 +15,20 @@ struct Streams {
   std::vector<std::string> compute, reduce, gather; ///< by call; empty: the default
 };
 
+/// What `overlap` has put beside the first compute stream: ".b".
+std::string_view side_of(const GraphIndex& index, const Node& node) {
+  constexpr std::string_view kFirst = "compute";
+  const Node* producer = node.inputs.empty() ? nullptr : index.producer(node.inputs.front());
+  while (producer && producer->id.op == Op::Redistribute && !producer->inputs.empty())
+    producer = index.producer(producer->inputs.front());
+  const std::string_view stream = producer ? std::string_view(producer->stream) : "";
+  return stream.starts_with(kFirst) ? stream.substr(kFirst.size()) : std::string_view();
+}
+
 /// The streams that `shard` and `shard_tensor` name for moves between layouts on their devices.
-std::string move_stream(const Graph& graph, const Node& node) {
+/// Each side of an overlap has one of its own, or what one waits for would keep the other's from
+/// leaving.
+std::string move_stream(const Graph& graph, const GraphIndex& index, const Node& node) {
   const Group &from = graph.groups[node.id.peer.value], &to = graph.groups[node.id.at.value];
   const Move move = *move_between(from, to);
   if (move == Move::Slice)
@@ -27,7 +43,8 @@ std::string move_stream(const Graph& graph, const Node& node) {
         !tensors->stream.empty())
       return tensors->stream;
   }
-  return move == Move::AllToAll ? "all-to-all" : "redistribute";
+  return fmt::format("{}{}", move == Move::AllToAll ? "all-to-all" : "redistribute",
+                     side_of(index, node));
 }
 
 Result<Streams> read_directives(const Graph& graph) {
@@ -74,6 +91,7 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
   };
   auto compute = [&](uint32_t call) { return or_else(streams.compute[call], "compute"); };
 
+  const GraphIndex given(graph);
   Graph placed = map_regions(graph, [&](const Region& region) {
     std::vector<Node> nodes = region.nodes();
     for (Node& node : nodes) {
@@ -113,7 +131,7 @@ Result<Graph> assign_streams(const CompileOptions&, const Graph& graph) {
         node.stream = "recv-mirror";
         break;
       case Op::Redistribute:
-        node.stream = move_stream(graph, node);
+        node.stream = move_stream(graph, given, node);
         break;
       case Op::Update:
         if (follows_reduction(node)) { // right behind the reduction that it is fused into

@@ -17,23 +17,43 @@ namespace piper::cli {
 
 namespace {
 
-struct Figures {
-  std::vector<double> seconds; ///< of iterations
-  double sent = 0;             ///< bytes of the busiest sender in an iteration
+/// A job that is trained for some iterations whenever it is its turn. Jobs that wait cost nothing.
+class Contender {
+public:
+  static Result<Contender> start(const OverlapBenchmark& benchmark, const SessionOptions& options) {
+    PIPER_TRY(Model model, benchmark.model());
+    Contender made;
+    PIPER_TRY(made.session_, Session::create(std::move(model), benchmark.strategy, options));
+    PIPER_CHECK_OK(made.session_->run(benchmark.warmup));
+    return made;
+  }
+  Result<void> turn(int64_t iterations) {
+    return session_->run(iterations, [&](const StepResult& step) {
+      seconds_.push_back(step.seconds);
+      return true;
+    });
+  }
+  double seconds() const { return median(seconds_); }
+  /// Bytes of the busiest sender in an iteration.
+  double sent() const {
+    double most = 0;
+    const Metrics metrics = session_->metrics();
+    for (const DeviceReport& device : metrics.devices)
+      most = std::max(most, static_cast<double>(device.bytes_sent));
+    return most / static_cast<double>(metrics.iterations);
+  }
+
+private:
+  std::unique_ptr<Session> session_;
+  std::vector<double> seconds_; ///< of iterations
 };
 
-Result<void> train(const OverlapBenchmark& benchmark, const SessionOptions& options,
-                   Figures& figures) {
-  PIPER_TRY(Model model, benchmark.model());
-  PIPER_TRY(const auto session, Session::create(std::move(model), benchmark.strategy, options));
-  PIPER_CHECK_OK(session->run(benchmark.iterations, [&](const StepResult& step) {
-    if (step.iteration >= benchmark.warmup)
-      figures.seconds.push_back(step.seconds);
-    return true;
-  }));
-  for (const DeviceReport& device : session->metrics().devices)
-    figures.sent = std::max(figures.sent, static_cast<double>(device.bytes_sent) /
-                                              static_cast<double>(benchmark.iterations));
+/// The machine's speed changes within seconds: each gets its share of every moment.
+Result<void> take_turns(const OverlapBenchmark& benchmark, std::vector<Contender*> contenders,
+                        int64_t rounds) {
+  for (int64_t round = 0; round < rounds; ++round)
+    for (Contender* each : contenders)
+      PIPER_CHECK_OK(each->turn(benchmark.iterations));
   return {};
 }
 
@@ -66,32 +86,29 @@ Result<void> bench_overlap(const OverlapBenchmark& benchmark) {
     return simulation.makespan + measured.costs.iteration / cluster.speed;
   };
 
-  Figures alone;
-  for (int64_t round = 0; round < benchmark.rounds; ++round)
-    PIPER_CHECK_OK(train(benchmark, benchmark.session, alone));
-  const double computing = median(alone.seconds);
-  if (alone.sent == 0)
+  PIPER_TRY(Contender alone, Contender::start(benchmark, benchmark.session));
+  PIPER_CHECK_OK(take_turns(benchmark, {&alone}, 1));
+  const double sent = alone.sent();
+  if (sent == 0)
     return user_error("its devices send nothing", "--strategy");
 
   // What is sent may not go out evenly, so that the link is set by what it costs, not by bytes.
-  const double wanted = benchmark.share * computing;
   SessionOptions in_turn = benchmark.session;
   in_turn.overlap = false;
-  in_turn.link.bandwidth = alone.sent / wanted;
+  in_turn.link.bandwidth = sent / (benchmark.share * alone.seconds());
   for (int correction = 0; correction < 2; ++correction) {
-    Figures first;
-    PIPER_CHECK_OK(train(benchmark, in_turn, first));
-    if (const double communicating = median(first.seconds) - computing; communicating > 0)
-      in_turn.link.bandwidth *= communicating / wanted;
+    PIPER_TRY(Contender attempt, Contender::start(benchmark, in_turn));
+    PIPER_CHECK_OK(take_turns(benchmark, {&alone, &attempt}, 3));
+    if (const double communicating = attempt.seconds() - alone.seconds(); communicating > 0)
+      in_turn.link.bandwidth *= communicating / (benchmark.share * alone.seconds());
   }
   SessionOptions slow = in_turn;
   slow.overlap = true;
-  Figures with, without;
-  for (int64_t round = 0; round < benchmark.rounds; ++round) {
-    PIPER_CHECK_OK(train(benchmark, slow, with));
-    PIPER_CHECK_OK(train(benchmark, in_turn, without));
-  }
-  const double exposed = median(without.seconds), hidden = exposed - median(with.seconds);
+  PIPER_TRY(Contender with, Contender::start(benchmark, slow));
+  PIPER_TRY(Contender without, Contender::start(benchmark, in_turn));
+  PIPER_CHECK_OK(take_turns(benchmark, {&alone, &with, &without}, benchmark.rounds));
+  const double computing = alone.seconds(), exposed = without.seconds(),
+               hidden = exposed - with.seconds();
 
   PIPER_TRY(const double foretold, simulated(compiled.plans, measured.cluster));
   compiler::Cluster throttled = measured.cluster;
@@ -114,10 +131,10 @@ Result<void> bench_overlap(const OverlapBenchmark& benchmark) {
   table.row({"without a link", milliseconds(computing)});
   table.row({"the same simulated", milliseconds(foretold)});
   table.row({"over the link, without overlap", milliseconds(exposed)});
-  table.row({"over the link, with overlap", milliseconds(median(with.seconds))});
+  table.row({"over the link, with overlap", milliseconds(with.seconds())});
   table.row({"as the DAG allows", milliseconds(allowed)});
   std::fputs(table.to_string().c_str(), stdout);
-  fmt::print("\n{} sent by a device over {}/s, {}/s as simulated; ", human_bytes(alone.sent),
+  fmt::print("\n{} sent by a device over {}/s, {}/s as simulated; ", human_bytes(sent),
              human_bytes(slow.link.bandwidth), human_bytes(bandwidth));
   if (exposed > allowed)
     fmt::print("{:.0f}% hidden of what the DAG allows\n", 100 * hidden / (exposed - allowed));
