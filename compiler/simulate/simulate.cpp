@@ -415,7 +415,9 @@ private:
     const bool waits = waits_for_others(each.op);
     if (!waits)
       device.memory.begin(stream.list[stream.next]);
-    const double total = costs_.instruction / device.speed + work;
+    double total = costs_.instruction / device.speed + work;
+    if (options_.seconds && !waits)
+      total = (*options_.seconds)[stream.device][stream.list[stream.next]];
     const Action::Kind next = waits ? Action::Kind::Begin : Action::Kind::Finish;
     std::vector<Fluid::Use> cores;
     if (work > 0)
@@ -726,6 +728,8 @@ Result<Simulation> simulate(const PlanSet& plans, const ModelSpec& model, const 
                                   costs.calls.size(), model.name, model.calls.size()));
   if (plans.devices.empty())
     return user_error("there is no plan to simulate");
+  if (options.seconds && (!options.every_device || options.seconds->size() != plans.devices.size()))
+    return internal_error("the seconds of instructions are not those of every device");
   return Simulator(plans, model, costs, cluster, options).run();
 }
 

@@ -16,6 +16,9 @@ namespace piper::compiler {
 struct SimulateOptions {
   bool every_device = false; ///< simulate each device, also where others do the same
   bool timeline = true;      ///< keep the spans and transfers
+  /// Seconds of each instruction of each device, in the order of PlanSet::devices, in place of what
+  /// the costs say; not of receives and collectives. Goes with `every_device`.
+  const std::vector<std::vector<double>>* seconds = nullptr;
 };
 
 /// Devices that do the same at the same time; the figures are of each of them.

@@ -33,4 +33,37 @@ Timeline timeline_of(const Simulation& simulation, const PlanSet& plans, const M
   return timeline;
 }
 
+std::vector<std::vector<const TimelineSpan*>> by_instruction(const Timeline& timeline,
+                                                             const PlanSet& plans) {
+  std::vector<std::vector<const TimelineSpan*>> spans;
+  size_t first_lane = 0;
+  for (const auto& [device, role] : plans.devices) {
+    const Plan& plan = plans.plans[role.value];
+    std::vector<size_t> next(plan.streams.size());
+    auto& its = spans.emplace_back();
+    for (const Instruction& each : plan.instructions)
+      its.push_back(&timeline.lanes.at(first_lane + each.stream).spans.at(next[each.stream]++));
+    first_lane += plan.streams.size();
+  }
+  return spans;
+}
+
+Result<double> longest_path(const Timeline& timeline, const PlanSet& plans,
+                            const ModelSpec& model) {
+  std::vector<std::vector<double>> seconds;
+  for (const auto& device : by_instruction(timeline, plans)) {
+    auto& its = seconds.emplace_back();
+    for (const TimelineSpan* span : device)
+      its.push_back(span->end - span->start);
+  }
+  CostModel free;
+  free.calls.resize(model.calls.size());
+  Cluster cluster;
+  cluster.levels = {{.name = "free"}};
+  PIPER_TRY(const Simulation simulation,
+            simulate(plans, model, free, cluster,
+                     {.every_device = true, .timeline = false, .seconds = &seconds}));
+  return simulation.makespan;
+}
+
 } // namespace piper::compiler

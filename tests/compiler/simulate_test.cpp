@@ -3,6 +3,7 @@
 #include "compiler/simulate/ablate.h"
 #include "compiler/simulate/fluid.h"
 #include "compiler/simulate/simulate.h"
+#include "compiler/simulate/timeline.h"
 #include "ir/verify.h"
 #include "tests/compiler/models.h"
 
@@ -190,6 +191,27 @@ TEST_CASE("two stages over a link, by hand") {
   REQUIRE(simulation.transfers.size() == 4);
   check_near(simulation.transfers[0].start, 1);
   check_near(simulation.transfers[0].end, 1.2);
+}
+
+TEST_CASE("the longest path of an iteration is what it would have taken without a link") {
+  const auto model = chain(2, 2);
+  const PlanSet plans = compile_ok(model, Strategy().schedule("1f1b:2", 2)).plans;
+  Cluster cluster;
+  cluster.levels = {{.name = "link", .latency = 0.1, .bandwidth = 640}};
+  const Simulation slow = simulate_ok(plans, *model, unit_costs(*model), cluster);
+  Timeline timeline = timeline_of(slow, plans, model.get());
+  CHECK(timeline.end() > 9.4);
+  check_near(*longest_path(timeline, plans, *model), 9); // 3 (m + p - 1)
+
+  // A pass that took longer: F of the second microbatch on device 1, before its backward.
+  const auto spans = by_instruction(timeline, plans);
+  REQUIRE(spans.size() == 2);
+  for (size_t i = 0; i < spans[1].size(); ++i) {
+    CHECK(spans[1][i]->op == plans.plans[1].instructions[i].op);
+    if (spans[1][i]->op == Opcode::Forward && spans[1][i]->microbatch == 1)
+      const_cast<TimelineSpan*>(spans[1][i])->end += 5;
+  }
+  check_near(*longest_path(timeline, plans, *model), 14);
 }
 
 TEST_CASE("a fluid's flows share what they run on") {

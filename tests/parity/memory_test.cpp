@@ -1,6 +1,7 @@
 // What a strategy does to memory, measured by the counting allocator while it trains.
 #include "compiler/simulate/device_classes.h"
 #include "compiler/simulate/memory_ledger.h"
+#include "compiler/simulate/timeline.h"
 #include "examples/models/registry.h"
 #include "ir/memory_bound.h"
 #include "tests/parity/cluster.h"
@@ -64,28 +65,25 @@ std::vector<int64_t> replayed_peaks(Cluster& cluster, const ir::ModelSpec& model
   std::vector<Event> events;
   std::map<std::tuple<ir::DeviceIndex, ir::DeviceIndex, uint32_t, int32_t>, uint32_t> sends;
   std::vector<std::pair<decltype(sends)::key_type, double>> received;
-  int64_t zero = std::numeric_limits<int64_t>::max();
-  std::map<ir::DeviceIndex, ir::Timeline> timelines;
-  for (const auto& [device, role] : plans.devices) {
-    timelines[device] = cluster.device(device).timeline();
-    zero = std::min(zero, timelines[device].origin);
-  }
+  ir::Timeline timeline;
+  for (const auto& [device, role] : plans.devices)
+    timeline.append(cluster.device(device).timeline());
+  const auto spans = compiler::by_instruction(timeline, plans);
+  size_t place = 0;
   for (const auto& [device, role] : plans.devices) {
     const auto& instructions = plans.plans[role.value].instructions;
-    const ir::Timeline& timeline = timelines[device];
-    const double shift = 1e-9 * static_cast<double>(timeline.origin - zero);
-    std::vector<size_t> next(timeline.lanes.size());
     for (uint32_t i = 0; i < instructions.size(); ++i) {
       const ir::Instruction& each = instructions[i];
-      const ir::TimelineSpan& span = timeline.lanes[each.stream].spans[next[each.stream]++];
-      events.push_back({span.start + shift, kBegin, device, i});
-      events.push_back({span.end + shift, kEnd, device, i});
+      const ir::TimelineSpan& span = *spans[place][i];
+      events.push_back({span.start, kBegin, device, i});
+      events.push_back({span.end, kEnd, device, i});
       if (each.op == ir::Opcode::Send)
         sends[{device, ranks.peer(device, each), each.edge.value, each.microbatch}] = i;
       else if (each.op == ir::Opcode::Recv)
-        received.push_back({{ranks.peer(device, each), device, each.edge.value, each.microbatch},
-                            span.end + shift});
+        received.push_back(
+            {{ranks.peer(device, each), device, each.edge.value, each.microbatch}, span.end});
     }
+    ++place;
   }
   for (const auto& [key, time] : received)
     events.push_back({time, kDelivered, std::get<0>(key), sends.at(key)});

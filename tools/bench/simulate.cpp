@@ -23,7 +23,8 @@ using Parts = std::map<std::string, double>;
 
 struct Figures {
   std::vector<double> simulated, measured, ratios; ///< by turn
-  Parts simulated_parts, measured_parts;           ///< sums over the turns
+  std::vector<double> efficiencies; ///< by turn: the longest path, of the iteration that had it
+  Parts simulated_parts, measured_parts; ///< sums over the turns
 };
 
 void add_parts(const ir::Timeline& timeline, double seconds, Parts& parts) {
@@ -69,6 +70,8 @@ Result<Figures> take_turns(const SimulateBenchmark& benchmark, const ir::Strateg
     }));
     PIPER_TRY(const ir::Timeline timeline, session->timeline());
     add_parts(timeline, seconds.back(), figures.measured_parts);
+    PIPER_TRY(const double path, compiler::longest_path(timeline, compiled.plans, *model.spec));
+    figures.efficiencies.push_back(path / seconds.back());
     PIPER_TRY(const double after, simulated());
     figures.simulated.push_back((before + after) / 2);
     figures.measured.push_back(median(seconds));
@@ -82,14 +85,16 @@ Result<Figures> take_turns(const SimulateBenchmark& benchmark, const ir::Strateg
 
 Result<void> bench_simulate(const SimulateBenchmark& benchmark) {
   std::vector<Figures> all;
-  Table table({"strategy", "simulated ms", "measured ms", "simulated / measured", "range"});
+  Table table({"strategy", "simulated ms", "measured ms", "simulated / measured", "range",
+               "longest path / measured"});
   for (size_t s = 0; s < benchmark.strategies.size(); ++s) {
     PIPER_TRY(const Figures figures, take_turns(benchmark, benchmark.strategies[s]));
     const auto [least, most] = std::minmax_element(figures.ratios.begin(), figures.ratios.end());
     table.row({benchmark.expressions[s], fmt::format("{:.1f}", 1e3 * median(figures.simulated)),
                fmt::format("{:.1f}", 1e3 * median(figures.measured)),
                fmt::format("{:.3f}", median(figures.ratios)),
-               fmt::format("{:.3f}-{:.3f}", *least, *most)});
+               fmt::format("{:.3f}-{:.3f}", *least, *most),
+               fmt::format("{:.3f}", median(figures.efficiencies))});
     all.push_back(figures);
   }
   std::fputs(table.to_string().c_str(), stdout);

@@ -25,7 +25,8 @@ struct SimulateBenchmark {
 
 /// For each strategy: trains in this process for a few iterations and measures what calls cost, in
 /// turn, and simulates an iteration with the mean of the costs before and after each turn, since
-/// the machine's speed changes. Prints medians over the turns, and the ratios.
+/// the machine's speed changes. Prints medians over the turns, the ratios, and what share
+/// of the last iteration of a turn its longest path was: compiler/simulate/timeline.h.
 Result<void> bench_simulate(const SimulateBenchmark& benchmark);
 
 } // namespace piper::cli
