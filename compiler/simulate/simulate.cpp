@@ -600,8 +600,8 @@ private:
     after(its.plan->phases[its.phase].latency, Action::Kind::PhaseWork, g);
   }
 
-  /// What members do themselves: sums, and copies where they share an address space. All go at the
-  /// pace of the slowest.
+  /// What members do themselves: sums, of what they read where it lies, and copies where they share
+  /// an address space. All go at the pace of the slowest.
   void work_on_phase(uint32_t g) {
     Gathering& its = gatherings_[g];
     const Phase& phase = its.plan->phases[its.phase];
@@ -610,7 +610,7 @@ private:
     for (uint32_t device : *its.members) {
       double work = phase.added * costs_.add;
       for (const PortUse& use : phase.members[place(its, devices_[device].index)])
-        if (cluster_.levels[use.level].hands_over)
+        if (cluster_.levels[use.level].hands_over && phase.added == 0)
           work += use.in * costs_.copy;
       work *= its.bytes / devices_[device].speed;
       longest = std::max(longest, work);

@@ -265,6 +265,31 @@ TEST_CASE("devices that share cores slow each other down") {
   CHECK(simulate_ok(compiled.plans, *model, costs, cluster).makespan == Approx(24));
 }
 
+TEST_CASE("devices of one address space add and copy what a collective moves, on their cores") {
+  const auto model = chain(1, 2);
+  const Compiled compiled = compile_ok(model, zero(0, 2, 1));
+  CostModel costs;
+  costs.calls.resize(model->calls.size());
+  costs.copy = 1e-2;
+  const double inputs = simulate_ok(compiled.plans, *model, costs, free_links()).makespan;
+  costs.add = 1e-3;
+  Cluster cluster;
+  cluster.levels = {{.name = "process", .hands_over = true, .cores = 2}};
+  double bytes = 8; // of the barrier
+  for (const ModelParam& param : model->params)
+    bytes += static_cast<double>(param.type.bytes(0));
+  REQUIRE(bytes > 8);
+  // The all-reduce and the barrier: half is added up, and half is copied.
+  const double once = bytes / 2 * (costs.add + costs.copy);
+  const Simulation simulation = simulate_ok(compiled.plans, *model, costs, cluster);
+  check_near(simulation.makespan, inputs + once);
+  check_near(simulation.devices[0].sent, bytes); // twice a half
+  cluster.levels[0].cores = 1;
+  check_near(simulate_ok(compiled.plans, *model, costs, cluster).makespan, 2 * (inputs + once));
+  cluster.levels[0].cores = 0;
+  check_near(simulate_ok(compiled.plans, *model, costs, cluster).makespan, inputs + once);
+}
+
 TEST_CASE("one device of each class says what all devices say") {
   for (const char* schedule :
        {"dp:4", "zero1:4", "1f1b:4", "dp:2x1f1b:4", "dp:4x1f1b:2", "dp:8x1f1b:2", "zero1:4xgpipe:3",
