@@ -2,6 +2,7 @@
 // nothing.
 #include "scenarios.h"
 #include "transport/loopback/fabric.h"
+#include "transport/prompt.h"
 
 #include <cstdlib>
 #include <new>
@@ -78,6 +79,44 @@ TEST_CASE("loopback releases what nobody took") {
     CHECK(released == 0);
   }
   CHECK(released == 1);
+}
+
+// A member that has left may lose its core before it knows whether it was the last; by then what it
+// met in may hold a meeting of another size.
+TEST_CASE("meetings of groups large and small follow each other") {
+  constexpr DeviceIndex kAll[] = {0, 1, 2, 3};
+  constexpr int kRounds = 20'000;
+  LoopbackFabric fabric(kAll);
+  std::vector<std::string> failures(4);
+  std::vector<std::thread> members;
+  for (DeviceIndex self : kAll)
+    members.emplace_back([&, self] {
+      wake_promptly(); // the more often threads take a core from each other the better
+      const DeviceIndex pair[] = {self & ~1U, self | 1U};
+      const auto run = [&]() -> Result<void> {
+        for (uint32_t round = 0; round < kRounds; ++round) {
+          int64_t one = 1;
+          PIPER_CHECK_OK(
+              fabric.endpoint(self).all_reduce(kAll, {round, 1}, &one, 1, ir::DType::I64, in(20s)));
+          int64_t both[2] = {};
+          both[self & 1U] = self + 1;
+          PIPER_CHECK_OK(
+              fabric.endpoint(self).all_gather(pair, {round, 2}, both, 2, ir::DType::I64, in(20s)));
+          if (one != 4 || both[0] != pair[0] + 1 || both[1] != pair[1] + 1)
+            return internal_error("the members have other results");
+        }
+        return {};
+      };
+      if (const auto done = run(); !done.ok()) {
+        failures[self] = done.error().to_string();
+        for (DeviceIndex other : kAll)
+          fabric.endpoint(other).abort(done.error());
+      }
+    });
+  for (std::thread& member : members)
+    member.join();
+  for (const std::string& failure : failures)
+    CHECK(failure == "");
 }
 
 TEST_CASE("loopback in a steady state allocates nothing") {

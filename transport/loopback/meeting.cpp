@@ -106,7 +106,8 @@ Result<void> Meetings::join(const Collective& call, size_t rank, Inbox& inbox, D
   work(m);
   // Others may still read or write this member's buffer; they are running, so this is short.
   me.done.wait_until(Deadline::max(), spinner_);
-  if (m.left.fetch_add(1, std::memory_order_acq_rel) + 1 == m.members.size()) {
+  const size_t members = m.members.size(); // once this one has left, it may be another meeting's
+  if (m.left.fetch_add(1, std::memory_order_acq_rel) + 1 == members) {
     lock.lock();
     free_.splice(free_.begin(), running_, meeting);
   }
