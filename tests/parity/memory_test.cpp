@@ -280,13 +280,13 @@ TEST_CASE("the peak is foretold: never below, and within 2% but for what timing 
           const double ratio = static_cast<double>(bound.peak()) / static_cast<double>(measured);
           const bool open = entry.timing || (variant & kOffloaded);
           CHECK(ratio <= (open ? kOpen[variant] : kExact));
-          // What was open the run has settled; but a thread may lose its core between what it frees
-          // and when it says so.
+          // What was open the run has settled, but for a thread that loses its core between what
+          // it frees and when it says so: at most to the worst timing.
           Figures& its = figures[variant];
           const double timed =
               static_cast<double>(replayed[bound.device]) / static_cast<double>(measured);
-          CHECK(timed >= 0.998);
-          CHECK(timed <= 1.15);
+          CHECK(timed >= 0.995);
+          CHECK(replayed[bound.device] <= bound.peak());
           its.least_timed = std::min(its.least_timed, timed);
           its.most_timed = std::max(its.most_timed, timed);
           its.timed_within += std::abs(timed - 1) <= 0.02;
@@ -310,7 +310,7 @@ TEST_CASE("a peak at a run's own timing tells an array that is not counted") {
              wrong = replayed_peaks(*cluster, *model->spec, 1);
   for (uint32_t device = 0; device < 2; ++device) {
     const auto measured = static_cast<double>(cluster->device(device).peak_bytes());
-    CHECK(static_cast<double>(right[device]) >= 0.998 * measured);
+    CHECK(static_cast<double>(right[device]) >= 0.995 * measured);
     CHECK(static_cast<double>(wrong[device]) < 0.9 * measured);
   }
 }
